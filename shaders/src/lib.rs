@@ -1,0 +1,83 @@
+//! The WGSL kernels of the engine, their catalogue, parameter structs and plain-Rust references.
+//!
+//! The engine's `kernels/` renders a [`Variant`] and builds a pipeline from it; tests compare each kernel with its
+//! [`reference`]. Nothing here needs a GPU, a clock or a file: a kernel's text is part of the binary.
+//!
+//! Invariant: every shader of [`CATALOGUE`] has entry point `main`, all bindings in group 0 in the listed order, and a
+//! baseline variant within WebGPU's default limits.
+
+pub mod limits;
+pub mod params;
+pub mod reference;
+pub mod template;
+mod variants;
+
+pub use template::{TemplateError, Value, Variant};
+pub use variants::variants;
+
+/// How a kernel uses one binding of group 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Binding {
+    /// `var<storage, read>`
+    Read,
+    /// `var<storage, read_write>`
+    ReadWrite,
+    /// `var<uniform>` of the kernel's parameter struct, bound with a dynamic offset. Always the last binding.
+    Params,
+}
+
+/// One kernel: its text and contract.
+#[derive(Debug)]
+pub struct Shader {
+    /// Stem of the `.wgsl` file, of the wrapper, the reference, the test and the bench.
+    pub name: &'static str,
+    /// Template text; see [`template`].
+    pub source: &'static str,
+    /// Bindings of group 0 in order.
+    pub bindings: &'static [Binding],
+    /// Placeholders that a variant must fill, no more and no fewer.
+    pub placeholders: &'static [&'static str],
+}
+
+use Binding::{Params, Read, ReadWrite};
+
+macro_rules! catalogue {
+    ($($constant:ident $name:literal [$($binding:ident),*] [$($placeholder:literal),*];)*) => {
+        $(
+            #[doc = concat!("`", $name, ".wgsl`")]
+            pub static $constant: Shader = Shader {
+                name: $name,
+                source: include_str!(concat!("../wgsl/", $name, ".wgsl")),
+                bindings: &[$($binding),*],
+                placeholders: &[$($placeholder),*],
+            };
+        )*
+        /// Every kernel there is.
+        pub static CATALOGUE: &[&Shader] = &[$(&$constant),*];
+    };
+}
+
+catalogue! {
+    EMBEDDING "embedding" [Read, Read, Read, ReadWrite, Params] ["FORMAT", "WORKGROUP_SIZE"];
+    RMS_NORM "rms_norm" [Read, Read, ReadWrite, Params] ["WORKGROUP_SIZE"];
+    ROTARY_EMBEDDING "rotary_embedding" [Read, ReadWrite, Params] ["WORKGROUP_SIZE"];
+    RESHAPE_AND_CACHE "reshape_and_cache" [Read, Read, Read, ReadWrite, ReadWrite, Params] ["BLOCK_SIZE", "WORKGROUP_SIZE"];
+    PAGED_ATTENTION_DECODE "paged_attention_decode" [Read, Read, Read, Read, Read, Read, ReadWrite, Params]
+        ["BLOCK_SIZE", "HEAD_DIM", "SPLIT", "WORKGROUP_SIZE"];
+    PAGED_ATTENTION_REDUCE "paged_attention_reduce" [Read, Read, ReadWrite, Params] ["HEAD_DIM", "WORKGROUP_SIZE"];
+    PAGED_ATTENTION_PREFILL "paged_attention_prefill" [Read, Read, Read, Read, Read, Read, ReadWrite, Params]
+        ["BLOCK_SIZE", "HEAD_DIM", "QUERY_TILE"];
+    SILU_AND_MUL "silu_and_mul" [ReadWrite, Read, Params] ["WORKGROUP_SIZE"];
+    GATHER_ROWS "gather_rows" [Read, Read, ReadWrite, Params] ["WORKGROUP_SIZE"];
+    MATMUL "matmul" [Read, Read, Read, ReadWrite, Params] ["FORMAT", "ROWS", "TOKENS", "WORKGROUP_SIZE"];
+    QUANTIZE_ACTIVATIONS "quantize_activations" [Read, ReadWrite, ReadWrite, Params] ["WORKGROUP_SIZE"];
+    MATMUL_INT8 "matmul_int8" [Read, Read, Read, Read, ReadWrite, Params] ["FORMAT", "ROWS", "TOKENS", "WORKGROUP_SIZE"];
+    ARGMAX "argmax" [Read, ReadWrite, Params] ["WORKGROUP_SIZE"];
+    TOP_K "top_k" [Read, ReadWrite, Params] ["WORKGROUP_SIZE"];
+}
+
+/// Parts that shaders include: not kernels, so they have no entry point, reference or test of their own.
+pub static INCLUDES: &[(&str, &str)] = &[
+    ("dequantize.wgsl", include_str!("../wgsl/dequantize.wgsl")),
+    ("attend.wgsl", include_str!("../wgsl/attend.wgsl")),
+];

@@ -1,0 +1,51 @@
+//! The kernels' parameter structs, byte for byte as WGSL lays them out in the uniform address space.
+//!
+//! Filled by the engine's wrappers. Sizes are multiples of 16 and asserted against naga's layout in the portability test.
+
+use bytemuck::{Pod, Zeroable};
+
+macro_rules! params {
+    ($(#[$doc:meta] $name:ident { $($field:ident: $type:ty),* $(; $pad:ident: $pads:ty)? })*) => {
+        $(
+            #[$doc]
+            #[repr(C)]
+            #[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
+            #[expect(missing_docs, reason = "each field is described where the shader declares it")]
+            pub struct $name { $(pub $field: $type,)* $(pub $pad: $pads,)? }
+            const _: () = assert!(size_of::<$name>() % 16 == 0);
+        )*
+        /// (kernel family, bytes) of every struct, for the portability test.
+        pub const SIZES: &[(&str, usize)] = &[$((stringify!($name), size_of::<$name>())),*];
+    };
+}
+
+params! {
+    /// embedding
+    Embedding { num_rows: u32, row_start: u32, num_blocks: u32, num_tokens: u32 }
+    /// rms_norm
+    RmsNorm { width4: u32, epsilon: f32; pad: [u32; 2] }
+    /// rotary_embedding
+    RotaryEmbedding { num_tokens: u32, num_heads: u32, head_dim: u32, num_pairs: u32, pair_stride: u32; pad: [u32; 3] }
+    /// reshape_and_cache
+    ReshapeAndCache { num_tokens: u32, num_kv_heads: u32, head_dim8: u32; pad: u32 }
+    /// paged_attention_decode: `num_items` splits
+    PagedAttentionDecode { num_items: u32, num_heads: u32, num_kv_heads: u32, block_table_stride: u32, scale: f32; pad: [u32; 3] }
+    /// paged_attention_reduce
+    PagedAttentionReduce { num_sequences: u32, num_heads: u32; pad: [u32; 2] }
+    /// paged_attention_prefill: `num_items` query tiles
+    PagedAttentionPrefill { num_items: u32, num_heads: u32, num_kv_heads: u32, block_table_stride: u32, scale: f32; pad: [u32; 3] }
+    /// silu_and_mul
+    SiluAndMul { count4: u32, row_width: u32; pad: [u32; 2] }
+    /// gather_rows
+    GatherRows { num_rows: u32, width4: u32; pad: [u32; 2] }
+    /// matmul
+    Matmul { num_rows: u32, row_start: u32, num_blocks: u32, num_tokens: u32, output_stride: u32, accumulate: u32; pad: [u32; 2] }
+    /// quantize_activations
+    QuantizeActivations { num_blocks: u32, row_width: u32; pad: [u32; 2] }
+    /// matmul_int8
+    MatmulInt8 { num_rows: u32, row_start: u32, num_blocks: u32, num_tokens: u32, output_stride: u32, accumulate: u32; pad: [u32; 2] }
+    /// argmax
+    Argmax { width: u32; pad: [u32; 3] }
+    /// top_k
+    TopK { width: u32, k: u32, output_stride: u32; pad: u32 }
+}

@@ -1,0 +1,88 @@
+//! Every variant that the engine's plan may choose, so that a test can validate and translate all of them.
+
+use crate::template::{Value, Variant};
+use crate::{
+    CATALOGUE, EMBEDDING, MATMUL, MATMUL_INT8, PAGED_ATTENTION_DECODE, PAGED_ATTENTION_PREFILL, PAGED_ATTENTION_REDUCE,
+    RESHAPE_AND_CACHE, TOP_K,
+};
+use Value::{Number, Word};
+
+/// Tokens of one KV block.
+pub(crate) const BLOCK_SIZE: u32 = 16;
+const FORMATS: [&str; 4] = ["f32", "f16", "q4", "q8"];
+/// Widths of heads that a model may have: whole vec4<u32> of f16.
+fn head_dims() -> impl Iterator<Item = u32> {
+    (8..=256).step_by(8)
+}
+/// (rows a lane, tokens a lane, workgroup size): decode and prefill on hardware, then on software adapters.
+const MATMUL_SHAPES: [(u32, u32, u32); 4] = [(1, 1, 64), (1, 8, 64), (4, 1, 8), (4, 4, 8)];
+
+/// All variants, each kernel at least once.
+pub fn variants() -> Vec<Variant> {
+    CATALOGUE
+        .iter()
+        .flat_map(|shader| match shader.name {
+            name if name == EMBEDDING.name => by_format(&EMBEDDING, &FORMATS),
+            name if name == MATMUL.name => matmuls(&MATMUL, &FORMATS),
+            name if name == MATMUL_INT8.name => matmuls(&MATMUL_INT8, &["q4", "q8"]),
+            name if name == PAGED_ATTENTION_DECODE.name => head_dims()
+                .map(|head_dim| {
+                    let values = [
+                        ("BLOCK_SIZE", Number(BLOCK_SIZE)),
+                        ("HEAD_DIM", Number(head_dim)),
+                        ("SPLIT", Number(64)),
+                        ("WORKGROUP_SIZE", Number(32)),
+                    ];
+                    Variant::new(&PAGED_ATTENTION_DECODE, &values)
+                })
+                .collect(),
+            name if name == PAGED_ATTENTION_REDUCE.name => head_dims()
+                .map(|head_dim| {
+                    let values = [("HEAD_DIM", Number(head_dim)), ("WORKGROUP_SIZE", Number(64))];
+                    Variant::new(&PAGED_ATTENTION_REDUCE, &values)
+                })
+                .collect(),
+            name if name == PAGED_ATTENTION_PREFILL.name => head_dims()
+                .map(|head_dim| {
+                    let values = [
+                        ("BLOCK_SIZE", Number(BLOCK_SIZE)),
+                        ("HEAD_DIM", Number(head_dim)),
+                        ("QUERY_TILE", Number(32)),
+                    ];
+                    Variant::new(&PAGED_ATTENTION_PREFILL, &values)
+                })
+                .collect(),
+            name if name == RESHAPE_AND_CACHE.name => {
+                let values = [("BLOCK_SIZE", Number(BLOCK_SIZE)), ("WORKGROUP_SIZE", Number(64))];
+                vec![Variant::new(&RESHAPE_AND_CACHE, &values)]
+            }
+            name if name == TOP_K.name => {
+                vec![Variant::new(shader, &[("WORKGROUP_SIZE", Number(256))])]
+            }
+            _ => vec![Variant::new(shader, &[("WORKGROUP_SIZE", Number(64))])],
+        })
+        .collect()
+}
+
+fn by_format(shader: &'static crate::Shader, formats: &[&'static str]) -> Vec<Variant> {
+    formats
+        .iter()
+        .map(|&format| Variant::new(shader, &[("FORMAT", Word(format)), ("WORKGROUP_SIZE", Number(64))]))
+        .collect()
+}
+
+fn matmuls(shader: &'static crate::Shader, formats: &[&'static str]) -> Vec<Variant> {
+    let mut all = Vec::new();
+    for &format in formats {
+        for (rows, tokens, workgroup_size) in MATMUL_SHAPES {
+            let values = [
+                ("FORMAT", Word(format)),
+                ("ROWS", Number(rows)),
+                ("TOKENS", Number(tokens)),
+                ("WORKGROUP_SIZE", Number(workgroup_size)),
+            ];
+            all.push(Variant::new(shader, &values));
+        }
+    }
+    all
+}

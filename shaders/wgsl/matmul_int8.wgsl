@@ -1,0 +1,89 @@
+// As matmul, over activations that quantize_activations rounded to int8: a block of 32 is eight dot4I8Packed.
+//
+// The integer sum of a block is exact; the f32 sum over blocks runs in block order, the same for one token or several.
+
+struct Params {
+    num_rows: u32,       // rows of this shard
+    row_start: u32,      // first output column of this shard
+    num_blocks: u32,     // blocks of 32 along k
+    num_tokens: u32,
+    output_stride: u32,  // columns of a whole output row
+    accumulate: u32,
+    pad0: u32,
+    pad1: u32,
+}
+
+@group(0) @binding(0) var<storage, read> weights: array<vec4<u32>>;
+@group(0) @binding(1) var<storage, read> scales: array<u32>;
+@group(0) @binding(2) var<storage, read> codes: array<vec4<u32>>;
+@group(0) @binding(3) var<storage, read> block_scales: array<vec2<f32>>;
+@group(0) @binding(4) var<storage, read_write> output: array<f32>;
+@group(0) @binding(5) var<uniform> params: Params;
+
+const WORKGROUP_SIZE: u32 = {{ WORKGROUP_SIZE }}u;
+
+fn dot16(a: vec4<u32>, b: vec4<u32>) -> i32 {
+    return dot4I8Packed(a.x, b.x) + dot4I8Packed(a.y, b.y) + dot4I8Packed(a.z, b.z) + dot4I8Packed(a.w, b.w);
+}
+
+fn store(token: u32, row: u32, sum: f32) {
+    if (token >= params.num_tokens || row >= params.num_rows) {
+        return;
+    }
+    let index = token * params.output_stride + params.row_start + row;
+    var value = sum;
+    if (params.accumulate == 1u) {
+        value += output[index];
+    }
+    output[index] = value;
+}
+
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    {% for r in range(ROWS) %}
+    let row{{ r }} = workgroup.x * {{ WORKGROUP_SIZE * ROWS }}u + {{ WORKGROUP_SIZE * r }}u + lane;
+    let column{{ r }} = min(row{{ r }}, params.num_rows - 1u);
+    {% endfor %}
+    {% for t in range(TOKENS) %}
+    let token{{ t }} = workgroup.y * {{ TOKENS }}u + {{ t }}u;
+    let base{{ t }} = min(token{{ t }}, params.num_tokens - 1u) * params.num_blocks;
+    {% for r in range(ROWS) %}
+    var sum_{{ r }}_{{ t }} = 0.0;
+    {% endfor %}
+    {% endfor %}
+    for (var block = 0u; block < params.num_blocks; block++) {
+        {% for r in range(ROWS) %}
+        let index{{ r }} = block * params.num_rows + column{{ r }};
+        let scale{{ r }} = unpack2x16float(scales[index{{ r }}]);
+        {% if FORMAT == "q4" %}
+        let packed{{ r }} = weights[index{{ r }}];
+        let low{{ r }} = packed{{ r }} & vec4<u32>(0x0f0f0f0fu);
+        let high{{ r }} = (packed{{ r }} >> vec4<u32>(4u)) & vec4<u32>(0x0f0f0f0fu);
+        {% else %}
+        let low{{ r }} = weights[index{{ r }} * 2u];
+        let high{{ r }} = weights[index{{ r }} * 2u + 1u];
+        {% endif %}
+        {% endfor %}
+        {% for t in range(TOKENS) %}
+        {
+            let x_low = codes[(base{{ t }} + block) * 2u];
+            let x_high = codes[(base{{ t }} + block) * 2u + 1u];
+            let x_scale = block_scales[base{{ t }} + block];
+            {% for r in range(ROWS) %}
+            {
+                let product = f32(dot16(low{{ r }}, x_low) + dot16(high{{ r }}, x_high));
+                sum_{{ r }}_{{ t }} = fma(scale{{ r }}.x * x_scale.x, product, sum_{{ r }}_{{ t }});
+                {% if FORMAT == "q4" %}
+                sum_{{ r }}_{{ t }} = fma(scale{{ r }}.y, x_scale.y, sum_{{ r }}_{{ t }});
+                {% endif %}
+            }
+            {% endfor %}
+        }
+        {% endfor %}
+    }
+    {% for t in range(TOKENS) %}
+    {% for r in range(ROWS) %}
+    store(token{{ t }}, row{{ r }}, sum_{{ r }}_{{ t }});
+    {% endfor %}
+    {% endfor %}
+}

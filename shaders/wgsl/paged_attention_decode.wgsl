@@ -1,0 +1,57 @@
+// Attention of one query token a sequence over its block table, in splits of a constant SPLIT tokens.
+//
+// One invocation handles one (sequence, split, head) without a barrier and leaves a partial result
+// [HEAD_DIM accumulators, maximum, sum, 2 unused]; paged_attention_reduce merges the splits of a sequence in order.
+// splits[i] = (sequence, split index within the sequence). The split length is constant, so the order in which a head
+// is reduced depends on its context length alone.
+
+struct Params {
+    num_splits: u32,
+    num_heads: u32,
+    num_kv_heads: u32,
+    block_table_stride: u32,
+    scale: f32,
+    pad0: u32,
+    pad1: u32,
+    pad2: u32,
+}
+
+@group(0) @binding(0) var<storage, read> query: array<vec4<f32>>;
+@group(0) @binding(1) var<storage, read> key_cache: array<vec4<u32>>;
+@group(0) @binding(2) var<storage, read> value_cache: array<vec4<u32>>;
+@group(0) @binding(3) var<storage, read> block_tables: array<u32>;
+@group(0) @binding(4) var<storage, read> context_lens: array<u32>;
+@group(0) @binding(5) var<storage, read> splits: array<vec2<u32>>;
+@group(0) @binding(6) var<storage, read_write> partials: array<vec4<f32>>;
+@group(0) @binding(7) var<uniform> params: Params;
+
+const BLOCK_SIZE: u32 = {{ BLOCK_SIZE }}u;
+const SPLIT: u32 = {{ SPLIT }}u;
+const HEAD_DIM4: u32 = {{ HEAD_DIM // 4 }}u;
+const LOWEST: f32 = -3.0e38;
+
+{% include "attend.wgsl" %}
+
+@compute @workgroup_size({{ WORKGROUP_SIZE }})
+fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+    if (id.x >= params.num_splits * params.num_heads) {
+        return;
+    }
+    let item = id.x / params.num_heads;
+    let head = id.x - item * params.num_heads;
+    let sequence = splits[item].x;
+    let first = splits[item].y * SPLIT;
+    let last = min(first + SPLIT, context_lens[sequence]);
+    let kv_head = head / (params.num_heads / params.num_kv_heads);
+    let table_base = sequence * params.block_table_stride;
+    begin((sequence * params.num_heads + head) * HEAD_DIM4);
+    for (var token = first; token < last; token++) {
+        let base = slot_base(table_base, token, kv_head);
+        attend(base, score_of(base));
+    }
+    let target_base = id.x * (HEAD_DIM4 + 1u);
+    {% for i in range(HEAD_DIM // 4) %}
+    partials[target_base + {{ i }}u] = acc{{ i }};
+    {% endfor %}
+    partials[target_base + HEAD_DIM4] = vec4<f32>(score_max, weight_sum, 0.0, 0.0);
+}

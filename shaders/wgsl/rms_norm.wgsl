@@ -1,0 +1,42 @@
+// output[row, :] = input[row, :] / sqrt(mean(input[row, :]^2) + epsilon) * weight
+//
+// One workgroup a row. Each lane sums its own stride of vec4 groups, then a tree in workgroup memory adds the lanes up:
+// the order depends on the width alone.
+
+struct Params {
+    width4: u32,       // columns / 4
+    epsilon: f32,
+    pad0: u32,
+    pad1: u32,
+}
+
+@group(0) @binding(0) var<storage, read> input: array<vec4<f32>>;
+@group(0) @binding(1) var<storage, read> weight: array<vec4<f32>>;
+@group(0) @binding(2) var<storage, read_write> output: array<vec4<f32>>;
+@group(0) @binding(3) var<uniform> params: Params;
+
+const WORKGROUP_SIZE: u32 = {{ WORKGROUP_SIZE }}u;
+var<workgroup> partial: array<f32, WORKGROUP_SIZE>;
+
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let base = workgroup.x * params.width4;
+    var sum = vec4<f32>(0.0);
+    for (var i = lane; i < params.width4; i += WORKGROUP_SIZE) {
+        let x = input[base + i];
+        sum = fma(x, x, sum);
+    }
+    partial[lane] = (sum.x + sum.y) + (sum.z + sum.w);
+    workgroupBarrier();
+    for (var stride = WORKGROUP_SIZE / 2u; stride > 0u; stride >>= 1u) {
+        if (lane < stride) {
+            partial[lane] += partial[lane + stride];
+        }
+        workgroupBarrier();
+    }
+    let mean = partial[0] / f32(params.width4 * 4u);
+    let scale = 1.0 / sqrt(mean + params.epsilon);
+    for (var i = lane; i < params.width4; i += WORKGROUP_SIZE) {
+        output[base + i] = input[base + i] * scale * weight[i];
+    }
+}
