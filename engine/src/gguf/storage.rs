@@ -1,0 +1,197 @@
+//! Storage types of GGUF tensors and how one row of each is unpacked to f32.
+//!
+//! Called by the `cpu` ops for every row they dot (into a scratch of one row), by the `wgpu` upload and by tests. Block
+//! layouts are GGML's: 32 values share an f16 scale, and an f16 minimum where the type has one.
+
+use half::f16;
+
+/// Values of one block of every quantised type, and the granularity of the device formats.
+pub const BLOCK_LEN: usize = 32;
+
+/// How a tensor's values are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StorageType {
+    /// 4 bytes a value.
+    F32,
+    /// 2 bytes a value.
+    F16,
+    /// d · (code − 8): 18 bytes a block.
+    Q4_0,
+    /// d · code + m: 20 bytes a block.
+    Q4_1,
+    /// d · code, signed bytes: 34 bytes a block.
+    Q8_0,
+}
+
+impl StorageType {
+    /// All supported types.
+    pub const ALL: [Self; 5] = [Self::F32, Self::F16, Self::Q4_0, Self::Q4_1, Self::Q8_0];
+
+    /// The type of a GGML type number, or that number's name.
+    ///
+    /// # Errors
+    /// The name of a type that is not supported.
+    pub fn from_id(id: u32) -> Result<Self, String> {
+        Ok(match id {
+            0 => Self::F32,
+            1 => Self::F16,
+            2 => Self::Q4_0,
+            3 => Self::Q4_1,
+            8 => Self::Q8_0,
+            other => return Err(unsupported_name(other)),
+        })
+    }
+
+    /// GGML's number of the type.
+    pub fn id(self) -> u32 {
+        match self {
+            Self::F32 => 0,
+            Self::F16 => 1,
+            Self::Q4_0 => 2,
+            Self::Q4_1 => 3,
+            Self::Q8_0 => 8,
+        }
+    }
+
+    /// GGML's name of the type.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "F32",
+            Self::F16 => "F16",
+            Self::Q4_0 => "Q4_0",
+            Self::Q4_1 => "Q4_1",
+            Self::Q8_0 => "Q8_0",
+        }
+    }
+
+    /// Bytes of [`BLOCK_LEN`] values.
+    pub fn block_bytes(self) -> usize {
+        match self {
+            Self::F32 => 128,
+            Self::F16 => 64,
+            Self::Q4_0 => 18,
+            Self::Q4_1 => 20,
+            Self::Q8_0 => 34,
+        }
+    }
+
+    /// Bytes of a row of `columns` values; `None` where a quantised row is not a whole number of blocks.
+    pub fn row_bytes(self, columns: usize) -> Option<usize> {
+        match self {
+            Self::F32 => Some(columns * 4),
+            Self::F16 => Some(columns * 2),
+            _ => columns.is_multiple_of(BLOCK_LEN).then(|| columns / BLOCK_LEN * self.block_bytes()),
+        }
+    }
+}
+
+fn unsupported_name(id: u32) -> String {
+    let name = match id {
+        6 => "Q5_0",
+        7 => "Q5_1",
+        9 => "Q8_1",
+        10 => "Q2_K",
+        11 => "Q3_K",
+        12 => "Q4_K",
+        13 => "Q5_K",
+        14 => "Q6_K",
+        15 => "Q8_K",
+        20 => "IQ4_NL",
+        30 => "BF16",
+        _ => return format!("number {id}"),
+    };
+    name.to_owned()
+}
+
+#[inline(always)]
+fn f16_at(bytes: &[u8], at: usize) -> f32 {
+    // The constant conversion is a few integer operations; the other asks the CPU for its features each time.
+    f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32_const()
+}
+
+/// Unpacks one row. `bytes` is the row as stored, `out` has its number of values.
+#[inline(always)]
+pub fn dequantize_row(storage: StorageType, bytes: &[u8], out: &mut [f32]) {
+    match storage {
+        StorageType::F32 => {
+            for (out, value) in out.iter_mut().zip(bytes.chunks_exact(4)) {
+                *out = f32::from_le_bytes([value[0], value[1], value[2], value[3]]);
+            }
+        }
+        StorageType::F16 => {
+            for (out, value) in out.iter_mut().zip(bytes.chunks_exact(2)) {
+                *out = f16_at(value, 0);
+            }
+        }
+        StorageType::Q4_0 => {
+            for (out, block) in out.as_chunks_mut::<BLOCK_LEN>().0.iter_mut().zip(bytes.as_chunks::<18>().0) {
+                let d = f16_at(block, 0);
+                unpack_nibbles(block.last_chunk().unwrap_or(&[0; 16]), out, d, -8.0 * d);
+            }
+        }
+        StorageType::Q4_1 => {
+            for (out, block) in out.as_chunks_mut::<BLOCK_LEN>().0.iter_mut().zip(bytes.as_chunks::<20>().0) {
+                unpack_nibbles(block.last_chunk().unwrap_or(&[0; 16]), out, f16_at(block, 0), f16_at(block, 2));
+            }
+        }
+        StorageType::Q8_0 => {
+            for (out, block) in out.as_chunks_mut::<BLOCK_LEN>().0.iter_mut().zip(bytes.as_chunks::<34>().0) {
+                let d = f16_at(block, 0);
+                let codes: &[u8; BLOCK_LEN] = block.last_chunk().unwrap_or(&[0; BLOCK_LEN]);
+                for i in 0..BLOCK_LEN {
+                    out[i] = f32::from(codes[i] as i8) * d;
+                }
+            }
+        }
+    }
+}
+
+/// Byte j holds value j in its low half and value j + 16 in its high half.
+#[inline(always)]
+fn unpack_nibbles(codes: &[u8; 16], out: &mut [f32; BLOCK_LEN], d: f32, m: f32) {
+    let mut values = [0.0f32; BLOCK_LEN];
+    for j in 0..16 {
+        values[j] = (i32::from(codes[j] & 0x0f) as f32).mul_add(d, m);
+    }
+    for j in 0..16 {
+        values[j + 16] = (i32::from(codes[j] >> 4) as f32).mul_add(d, m);
+    }
+    *out = values;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unpacked(storage: StorageType, bytes: &[u8]) -> Vec<f32> {
+        let mut out = vec![0.0; BLOCK_LEN];
+        dequantize_row(storage, bytes, &mut out);
+        out
+    }
+
+    #[test]
+    fn four_bit_blocks_unpack_low_half_first() {
+        let mut block = f16::from_f32(0.5).to_le_bytes().to_vec();
+        block.extend([0x1f; 16]);
+        let out = unpacked(StorageType::Q4_0, &block);
+        assert_eq!((out[0], out[15], out[16], out[31]), (3.5, 3.5, -3.5, -3.5));
+        block.splice(2..2, f16::from_f32(-1.0).to_le_bytes());
+        let out = unpacked(StorageType::Q4_1, &block);
+        assert_eq!((out[0], out[16]), (6.5, -0.5));
+    }
+
+    #[test]
+    fn eight_bit_blocks_are_signed() {
+        let mut block = f16::from_f32(0.25).to_le_bytes().to_vec();
+        block.extend((0..32).map(|i| (i - 16) as i8 as u8));
+        let out = unpacked(StorageType::Q8_0, &block);
+        assert_eq!((out[0], out[16], out[31]), (-4.0, 0.0, 3.75));
+    }
+
+    #[test]
+    fn a_quantised_row_is_whole_blocks() {
+        assert_eq!(StorageType::Q4_1.row_bytes(576), Some(360));
+        assert_eq!(StorageType::Q4_1.row_bytes(40), None);
+        assert_eq!(StorageType::from_id(12), Err("Q4_K".into()));
+    }
+}
