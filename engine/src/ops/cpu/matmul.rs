@@ -1,0 +1,127 @@
+//! Matrix products over quantised rows in the memory map.
+//!
+//! A few rows are unpacked into a scratch and dotted with every token, four at a time; `pulp` compiles the loops for the
+//! widest vector unit at hand. Weights are never expanded beyond the rows at work.
+
+use pulp::{Simd, WithSimd};
+use rayon::prelude::*;
+
+use super::super::Write;
+use super::dot::{dot, dot_tile};
+use crate::gguf::{Tensor, dequantize_row};
+
+/// Rows and tokens of a tile: eight accumulators and two row vectors fit sixteen vector registers.
+const TILE_ROWS: usize = 2;
+const TILE_TOKENS: usize = 4;
+/// Rows in the scratch: each passage over the tokens, which come from the second-level cache, serves all of them.
+const SCRATCH_ROWS: usize = 8;
+/// Tasks a thread: few, since a decode step has hundreds of small products, yet enough that the threads finish together.
+const TASKS_PER_THREAD: usize = 4;
+
+/// output (tokens × rows) (+)= input (tokens × columns) · matrixᵀ
+pub(super) fn matmul(matrix: &Tensor, input: &[f32], output: &mut [f32], write: Write) {
+    let num_tokens = input.len() / matrix.columns;
+    // A chunk that is not a prompt's last wants no logits.
+    if num_tokens == 0 {
+        return;
+    }
+    // Tasks own rows, the output is token-major: products go to a row-major scratch, then are transposed.
+    let mut products = vec![0.0f32; num_tokens * matrix.rows];
+    let tasks = rayon::current_num_threads() * TASKS_PER_THREAD;
+    let rows_per_task = matrix.rows.div_ceil(tasks).next_multiple_of(SCRATCH_ROWS);
+    let arch = pulp::Arch::new();
+    products.par_chunks_mut(rows_per_task * num_tokens).enumerate().for_each_init(
+        || vec![0.0f32; matrix.columns * SCRATCH_ROWS],
+        |scratch, (task, products)| {
+            arch.dispatch(RowsTimesTokens { matrix, first_row: task * rows_per_task, scratch, input, products });
+        },
+    );
+    let store = |output: &mut f32, product: f32| {
+        *output = if write == Write::Accumulate { *output + product } else { product };
+    };
+    if num_tokens == 1 {
+        output.iter_mut().zip(products).for_each(|(output, product)| store(output, product));
+        return;
+    }
+    output.par_chunks_exact_mut(matrix.rows).enumerate().for_each(|(token, output)| {
+        for (row, output) in output.iter_mut().enumerate() {
+            store(output, products[row * num_tokens + token]);
+        }
+    });
+}
+
+/// Consecutive rows dotted with every token; `products` is row-major. A struct and not a closure: `pulp` compiles
+/// `with_simd` for the vector unit only when the compiler is bound to inline it.
+struct RowsTimesTokens<'a> {
+    matrix: &'a Tensor,
+    first_row: usize,
+    scratch: &'a mut [f32],
+    input: &'a [f32],
+    products: &'a mut [f32],
+}
+
+impl WithSimd for RowsTimesTokens<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self { matrix, first_row, scratch, input, products } = self;
+        let columns = matrix.columns;
+        let num_tokens = input.len() / columns;
+        for (block, products) in products.chunks_mut(SCRATCH_ROWS * num_tokens).enumerate() {
+            let num_rows = products.len() / num_tokens;
+            let scratch = &mut scratch[..num_rows * columns];
+            for (offset, scratch) in scratch.chunks_exact_mut(columns).enumerate() {
+                let row = first_row + block * SCRATCH_ROWS + offset;
+                dequantize_row(matrix.storage, matrix.row(row), scratch);
+            }
+            let tiles = input.chunks(TILE_TOKENS * columns);
+            for (tile, tokens) in tiles.enumerate() {
+                tokens_times_rows(simd, scratch, tokens, columns, &mut products[tile * TILE_TOKENS..], num_tokens);
+            }
+        }
+    }
+}
+
+/// The rows of the scratch with up to [`TILE_TOKENS`] tokens; row r's product with the first token lies at r · `stride`.
+#[inline(always)]
+fn tokens_times_rows<S: Simd>(
+    simd: S,
+    rows: &[f32],
+    tokens: &[f32],
+    columns: usize,
+    products: &mut [f32],
+    stride: usize,
+) {
+    let num_tokens = tokens.len() / columns;
+    let mut row = 0;
+    let mut pairs = rows.chunks_exact(TILE_ROWS * columns);
+    if num_tokens == TILE_TOKENS {
+        let tokens: [&[f32]; TILE_TOKENS] = std::array::from_fn(|token| &tokens[token * columns..][..columns]);
+        for pair in pairs.by_ref() {
+            let (first, second) = pair.split_at(columns);
+            for sums in dot_tile(simd, [first, second], tokens) {
+                products[row * stride..][..TILE_TOKENS].copy_from_slice(&sums);
+                row += 1;
+            }
+        }
+    }
+    for weights in rows.chunks_exact(columns).skip(row) {
+        for (token, x) in tokens.chunks_exact(columns).enumerate() {
+            products[row * stride + token] = dot(simd, weights, x);
+        }
+        row += 1;
+    }
+}
+
+/// Σ a·a.
+pub(super) struct SumOfSquares<'a>(pub(super) &'a [f32]);
+
+impl WithSimd for SumOfSquares<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> f32 {
+        dot(simd, self.0, self.0)
+    }
+}

@@ -1,0 +1,162 @@
+//! The one trait of model ops, implemented by `cpu` (plain Rust and rayon) and `wgpu` (WGSL dispatches).
+//!
+//! Called by the model definitions. A step is: `begin` with the batch, the model's ops in order, `select`. Invariant 7 of
+//! ARCHITECTURE.md holds for both: the order in which an output element is summed depends on its own row and position.
+
+pub mod cpu;
+pub mod rotary;
+pub mod wgpu;
+
+use crate::batch::{ModelInput, Selected};
+use crate::gguf::Tensor;
+
+/// A device that failed. Everything in flight on it is lost.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    /// An allocation does not fit.
+    #[error("the device cannot hold {bytes} bytes for {what}: {reason}")]
+    OutOfMemory {
+        /// What the memory is for.
+        what: String,
+        /// Bytes asked for.
+        bytes: u64,
+        /// The device's words.
+        reason: String,
+    },
+    /// A shader did not compile or a dispatch was refused.
+    #[error("the device refused {what}: {reason}")]
+    Refused {
+        /// Kernel or operation.
+        what: String,
+        /// The device's words.
+        reason: String,
+    },
+    /// The device is gone.
+    #[error("the device was lost: {0}")]
+    Lost(String),
+}
+
+/// Which rows an op covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rows {
+    /// All rows of the step.
+    Step,
+    /// The gathered rows whose logits are wanted.
+    Logits,
+}
+
+/// How a product lands in its buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Write {
+    /// Overwrites.
+    Store,
+    /// Adds to what is there: the residual.
+    Accumulate,
+}
+
+/// The ops of the llama family on one device.
+pub trait Ops: Sized {
+    /// Activations: `[max rows, width]`, f32.
+    type Buffer;
+    /// A weight matrix as stored, quantised.
+    type Matrix;
+    /// A weight vector, f32.
+    type Vector;
+
+    /// Allocates activations.
+    ///
+    /// # Errors
+    /// When the device cannot hold them.
+    fn buffer(&mut self, max_rows: usize, width: usize) -> Result<Self::Buffer, DeviceError>;
+
+    /// Brings a weight matrix to the device.
+    ///
+    /// # Errors
+    /// When the device cannot hold it.
+    fn matrix(&mut self, tensor: &Tensor) -> Result<Self::Matrix, DeviceError>;
+
+    /// Brings a weight vector to the device.
+    ///
+    /// # Errors
+    /// When the device cannot hold it.
+    fn vector(&mut self, tensor: &Tensor) -> Result<Self::Vector, DeviceError>;
+
+    /// Starts a step: uploads its tokens, positions and block tables.
+    ///
+    /// # Errors
+    /// When the device has failed.
+    fn begin(&mut self, input: &ModelInput) -> Result<(), DeviceError>;
+
+    /// output[row] = table[token of row]
+    ///
+    /// # Errors
+    /// When the device has failed; so for every op below.
+    fn embedding(&mut self, table: &Self::Matrix, output: &mut Self::Buffer) -> Result<(), DeviceError>;
+
+    /// output = input / rms(input) · weight
+    ///
+    /// # Errors
+    /// When the device has failed.
+    fn rms_norm(
+        &mut self,
+        input: &Self::Buffer,
+        weight: &Self::Vector,
+        eps: f32,
+        output: &mut Self::Buffer,
+        rows: Rows,
+    ) -> Result<(), DeviceError>;
+
+    /// output (+)= input · matrixᵀ
+    ///
+    /// # Errors
+    /// When the device has failed.
+    fn linear(
+        &mut self,
+        input: &Self::Buffer,
+        matrix: &Self::Matrix,
+        output: &mut Self::Buffer,
+        write: Write,
+        rows: Rows,
+    ) -> Result<(), DeviceError>;
+
+    /// Rotates every head by its row's position, in place.
+    ///
+    /// # Errors
+    /// When the device has failed.
+    fn rotary_embedding(&mut self, values: &mut Self::Buffer, num_heads: usize) -> Result<(), DeviceError>;
+
+    /// Writes the step's keys and values into the slots of `layer`'s cache.
+    ///
+    /// # Errors
+    /// When the device has failed.
+    fn reshape_and_cache(&mut self, layer: usize, key: &Self::Buffer, value: &Self::Buffer) -> Result<(), DeviceError>;
+
+    /// Causal attention of every row over its sequence's blocks in `layer`'s cache.
+    ///
+    /// # Errors
+    /// When the device has failed.
+    fn paged_attention(
+        &mut self,
+        layer: usize,
+        query: &Self::Buffer,
+        output: &mut Self::Buffer,
+    ) -> Result<(), DeviceError>;
+
+    /// gate = silu(gate) · up
+    ///
+    /// # Errors
+    /// When the device has failed.
+    fn silu_and_mul(&mut self, gate: &mut Self::Buffer, up: &Self::Buffer) -> Result<(), DeviceError>;
+
+    /// Copies the rows whose logits are wanted to the front of `output`.
+    ///
+    /// # Errors
+    /// When the device has failed.
+    fn gather_rows(&mut self, input: &Self::Buffer, output: &mut Self::Buffer) -> Result<(), DeviceError>;
+
+    /// Ends the step: runs what was recorded and reads back what the batch selects of each logits row.
+    ///
+    /// # Errors
+    /// When the device has failed.
+    fn select(&mut self, logits: &Self::Buffer) -> Result<Vec<Selected>, DeviceError>;
+}
