@@ -1,0 +1,213 @@
+//! Devices: what there is, what `auto` takes, and opening one.
+//!
+//! Called by the binary (`pagoda devices`) and by the engine at start. GPU devices are named by backend and index
+//! (`vulkan:0`), the CPU is `cpu`. Software adapters (lavapipe, SwiftShader, WARP) are taken only when named.
+
+use burn::cubecl::future::block_on;
+use burn::tensor::wgpu::wgpu;
+use wgpu::{Backends, DeviceType, Features};
+
+use crate::error::LoadError;
+
+/// The name of the CPU device.
+pub const CPU: &str = "cpu";
+/// The name that lets us choose.
+pub const AUTO: &str = "auto";
+
+const BACKENDS: [(Backends, &str); 4] =
+    [(Backends::METAL, "metal"), (Backends::VULKAN, "vulkan"), (Backends::DX12, "dx12"), (Backends::GL, "gl")];
+
+/// Features that change which kernels run or what can be measured.
+const NOTABLE_FEATURES: [(Features, &str); 6] = [
+    (Features::SHADER_F16, "f16"),
+    (Features::SUBGROUP, "subgroups"),
+    (Features::IMMEDIATES, "immediates"),
+    (Features::PIPELINE_CACHE, "pipeline-cache"),
+    (Features::TIMESTAMP_QUERY, "timestamps"),
+    (Features::EXPERIMENTAL_COOPERATIVE_MATRIX, "cooperative-matrix"),
+];
+
+/// One adapter, or the CPU.
+#[derive(Clone, Debug)]
+pub struct DeviceInfo {
+    /// What `--device` takes.
+    pub name: String,
+    /// The adapter's own name.
+    pub adapter: String,
+    /// Driver and its version.
+    pub driver: String,
+    /// `discrete`, `integrated`, `virtual`, `software` or `other`.
+    pub kind: &'static str,
+    /// Whether kernels run on the CPU all the same.
+    pub software: bool,
+    /// Largest buffer, bytes; `None` for the CPU.
+    pub max_buffer_bytes: Option<u64>,
+    /// Largest part of a buffer that a kernel can bind, bytes; `None` for the CPU.
+    pub max_binding_bytes: Option<u64>,
+    /// Notable features that it has.
+    pub features: Vec<&'static str>,
+}
+
+/// An adapter that is not opened yet.
+struct Found {
+    info: DeviceInfo,
+    adapter: wgpu::Adapter,
+}
+
+/// A GPU opened by its name: the handles that burn and our encoder share.
+#[derive(Clone, Debug)]
+pub struct OpenDevice {
+    /// What was opened.
+    pub info: DeviceInfo,
+    /// The wgpu handles.
+    pub setup: burn::tensor::wgpu::WgpuSetup,
+}
+
+/// What a device name stands for.
+#[derive(Clone, Debug)]
+pub enum Selected {
+    /// The CPU ops.
+    Cpu,
+    /// An opened adapter.
+    Gpu(Box<OpenDevice>),
+}
+
+/// All devices, the CPU last, and the name that `auto` takes.
+pub fn list() -> (Vec<DeviceInfo>, String) {
+    let found = adapters(&instance(Backends::all()));
+    let auto = strongest(&found).map_or_else(|| CPU.to_owned(), |found| found.info.name.clone());
+    let mut infos: Vec<DeviceInfo> = found.into_iter().map(|found| found.info).collect();
+    infos.push(cpu_info());
+    (infos, auto)
+}
+
+/// Opens the device called `name`; `auto` is the strongest hardware adapter, else the CPU.
+///
+/// # Errors
+/// When there is no such device (the error lists those that exist), or it cannot be opened.
+pub fn select(name: &str) -> Result<Selected, LoadError> {
+    if name == CPU {
+        return Ok(Selected::Cpu);
+    }
+    let instance = instance(backends_of(name));
+    let found = adapters(&instance);
+    let chosen = if name == AUTO {
+        match strongest(&found) {
+            Some(found) => found,
+            None => return Ok(Selected::Cpu),
+        }
+    } else {
+        found.iter().find(|found| found.info.name == name).ok_or_else(|| no_device(name, "does not exist".into()))?
+    };
+    let setup = open(&instance, &chosen.adapter).map_err(|reason| no_device(name, reason))?;
+    Ok(Selected::Gpu(Box::new(OpenDevice { info: chosen.info.clone(), setup })))
+}
+
+/// The first software adapter's name on Vulkan, for tests and benches.
+pub fn software_vulkan() -> Option<String> {
+    let found = adapters(&instance(Backends::VULKAN));
+    found.into_iter().find(|found| found.info.software).map(|found| found.info.name)
+}
+
+fn no_device(name: &str, reason: String) -> LoadError {
+    let (infos, _) = list();
+    let names: Vec<String> = infos.iter().map(|info| format!("{} ({})", info.name, info.adapter)).collect();
+    LoadError::NoDevice { name: name.to_owned(), reason, available: names.join(", ") }
+}
+
+/// The backends that a name can mean: a driver that is not asked for is not loaded.
+fn backends_of(name: &str) -> Backends {
+    let named = BACKENDS.iter().find(|(_, prefix)| name.split(':').next() == Some(*prefix));
+    named.map_or(Backends::VULKAN | Backends::METAL | Backends::DX12, |(backends, _)| *backends)
+}
+
+fn instance(backends: Backends) -> wgpu::Instance {
+    let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
+    descriptor.backends = backends;
+    // wgpu's validation of each call stays; the driver's debug layers, which it would switch on in a debug build, do not.
+    descriptor.flags = wgpu::InstanceFlags::empty();
+    wgpu::Instance::new(descriptor)
+}
+
+fn adapters(instance: &wgpu::Instance) -> Vec<Found> {
+    let mut all = Vec::new();
+    for (backends, prefix) in BACKENDS {
+        let adapters = block_on(instance.enumerate_adapters(backends));
+        for (index, adapter) in adapters.into_iter().enumerate() {
+            let info = describe(&adapter, format!("{prefix}:{index}"));
+            all.push(Found { info, adapter });
+        }
+    }
+    all
+}
+
+fn describe(adapter: &wgpu::Adapter, name: String) -> DeviceInfo {
+    let info = adapter.get_info();
+    let limits = adapter.limits();
+    let features = adapter.features();
+    let kind = match info.device_type {
+        DeviceType::DiscreteGpu => "discrete",
+        DeviceType::IntegratedGpu => "integrated",
+        DeviceType::VirtualGpu => "virtual",
+        DeviceType::Cpu => "software",
+        DeviceType::Other => "other",
+    };
+    DeviceInfo {
+        name,
+        driver: [info.driver, info.driver_info].join(" ").trim().to_owned(),
+        kind,
+        software: info.device_type == DeviceType::Cpu,
+        adapter: info.name,
+        max_buffer_bytes: Some(limits.max_buffer_size),
+        max_binding_bytes: Some(limits.max_storage_buffer_binding_size),
+        features: NOTABLE_FEATURES.iter().filter(|(bit, _)| features.contains(*bit)).map(|(_, name)| *name).collect(),
+    }
+}
+
+fn cpu_info() -> DeviceInfo {
+    DeviceInfo {
+        name: CPU.to_owned(),
+        adapter: format!("{} threads", rayon::current_num_threads()),
+        driver: String::new(),
+        kind: "cpu",
+        software: false,
+        max_buffer_bytes: None,
+        max_binding_bytes: None,
+        features: Vec::new(),
+    }
+}
+
+/// Discrete before integrated before the rest; at equal rank the first listed. Never GL: a GPU that has nothing better is
+/// older than our kernels, and is taken when named.
+fn strongest(found: &[Found]) -> Option<&Found> {
+    let rank = |found: &Found| match found.info.kind {
+        "discrete" => 3,
+        "integrated" => 2,
+        _ => 1,
+    };
+    // `max_by_key` keeps the last of equals, so the list is walked from its end.
+    let eligible =
+        |found: &&Found| !found.info.software && found.info.kind != "other" && !found.info.name.starts_with("gl:");
+    found.iter().rev().filter(eligible).max_by_key(|found| rank(found))
+}
+
+fn open(instance: &wgpu::Instance, adapter: &wgpu::Adapter) -> Result<burn::tensor::wgpu::WgpuSetup, String> {
+    // cubecl reads features from the adapter, so the device must have what cubecl's own request would ask for.
+    let descriptor = wgpu::DeviceDescriptor {
+        label: Some("pagoda"),
+        required_features: adapter.features() - Features::MAPPABLE_PRIMARY_BUFFERS,
+        required_limits: adapter.limits(),
+        // SAFETY: experimental features are requested because burn asks for the same set; our kernels use none of them.
+        experimental_features: unsafe { wgpu::ExperimentalFeatures::enabled() },
+        memory_hints: wgpu::MemoryHints::MemoryUsage,
+        trace: wgpu::Trace::Off,
+    };
+    let (device, queue) = block_on(adapter.request_device(&descriptor)).map_err(|error| error.to_string())?;
+    Ok(burn::tensor::wgpu::WgpuSetup {
+        instance: instance.clone(),
+        adapter: adapter.clone(),
+        device,
+        queue,
+        backend: adapter.get_info().backend,
+    })
+}

@@ -1,0 +1,237 @@
+//! The only file that records dispatches: pipelines, bind groups, parameters and submits.
+//!
+//! Wrappers call [`Encoder::dispatch`]; the ops call [`Encoder::submit`] at the end of a step. Pipelines are built once per
+//! variant, bind groups once per (pipeline, buffers). Parameters go into one uniform buffer, bound at a dynamic offset and
+//! written once a submit. A submit is cut when its estimated work passes the plan's bound, so that a driver's watchdog
+//! does not take a long prefill for a hang.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use burn::cubecl::future::block_on;
+use burn::tensor::wgpu::wgpu;
+use bytemuck::Pod;
+use shaders::{Binding, Shader, Variant};
+
+use super::gpu::{Gpu, GpuBuffer};
+use crate::ops::DeviceError;
+
+/// A compiled pipeline.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    id: usize,
+    name: &'static str,
+    pipeline: wgpu::ComputePipeline,
+    layout: wgpu::BindGroupLayout,
+}
+
+struct Dispatch {
+    pipeline: wgpu::ComputePipeline,
+    bind_group: wgpu::BindGroup,
+    params_offset: u32,
+    grid: [u32; 3],
+}
+
+/// Dispatches whose parameters fit the uniform buffer; more than that are cut into a second submit.
+const MAX_DISPATCHES: u64 = 4096;
+/// Directory whose `<kernel>.wgsl` files replace the built-in ones, for work on kernels.
+const SHADER_DIR_VARIABLE: &str = "PAGODA_SHADER_DIR";
+
+/// Records and submits the work of a step.
+pub struct Encoder {
+    gpu: Arc<Gpu>,
+    kernels: HashMap<String, Kernel>,
+    bind_groups: HashMap<(usize, Vec<u64>), wgpu::BindGroup>,
+    params: wgpu::Buffer,
+    params_stride: u64,
+    params_bytes: Vec<u8>,
+    recorded: Vec<Dispatch>,
+    work: u64,
+    max_work: u64,
+}
+
+impl Encoder {
+    /// An encoder whose submits hold at most about `max_work` multiply-adds.
+    pub fn new(gpu: Arc<Gpu>, max_work: u64) -> Self {
+        let params_stride = u64::from(gpu.device.limits().min_uniform_buffer_offset_alignment).max(64);
+        let params = gpu.device.create_buffer(&wgpu::BufferDescriptor {
+            label: Some("params"),
+            size: params_stride * MAX_DISPATCHES,
+            usage: wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST,
+            mapped_at_creation: false,
+        });
+        Self {
+            gpu,
+            kernels: HashMap::new(),
+            bind_groups: HashMap::new(),
+            params,
+            params_stride,
+            params_bytes: Vec::new(),
+            recorded: Vec::new(),
+            work: 0,
+            max_work,
+        }
+    }
+
+    /// The pipeline of a variant, compiled on first use.
+    ///
+    /// # Errors
+    /// When the shader does not compile: the message holds naga's or the driver's words.
+    pub fn kernel(&mut self, variant: &Variant) -> Result<Kernel, DeviceError> {
+        let label = variant.label();
+        if let Some(kernel) = self.kernels.get(&label) {
+            return Ok(kernel.clone());
+        }
+        let kernel = self.compile(variant, &label)?;
+        self.kernels.insert(label, kernel.clone());
+        Ok(kernel)
+    }
+
+    fn compile(&self, variant: &Variant, label: &str) -> Result<Kernel, DeviceError> {
+        let refused = |reason: String| DeviceError::Refused { what: format!("kernel {label}"), reason };
+        let source = match overriding_text(variant.shader) {
+            Some(text) => text.map_err(refused)?,
+            None => variant.render().map_err(|error| refused(error.to_string()))?,
+        };
+        let device = &self.gpu.device;
+        let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
+        let descriptor =
+            wgpu::ShaderModuleDescriptor { label: Some(label), source: wgpu::ShaderSource::Wgsl(source.into()) };
+        // SAFETY: the checks left out guard against out-of-range indices and endless loops. The catalogue's kernels index
+        // within bounds that their wrappers check and the poison and guard tests hold; every loop counts to a parameter.
+        let module = unsafe { device.create_shader_module_trusted(descriptor, wgpu::ShaderRuntimeChecks::unchecked()) };
+        let layout = bind_group_layout(device, variant.shader);
+        let pipeline_layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+            label: Some(label),
+            bind_group_layouts: &[Some(&layout)],
+            immediate_size: 0,
+        });
+        let pipeline = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+            label: Some(label),
+            layout: Some(&pipeline_layout),
+            module: &module,
+            entry_point: Some("main"),
+            compilation_options: wgpu::PipelineCompilationOptions {
+                constants: &[],
+                zero_initialize_workgroup_memory: false,
+            },
+            cache: None,
+        });
+        if let Some(error) = block_on(scope.pop()) {
+            return Err(refused(error.to_string()));
+        }
+        self.gpu.check()?;
+        Ok(Kernel { id: self.kernels.len(), name: variant.shader.name, pipeline, layout })
+    }
+
+    /// Records one dispatch: `buffers` in binding order, without the parameters, which come last. `work` is an estimate
+    /// in multiply-adds.
+    ///
+    /// # Errors
+    /// When the grid is over the device's limit or a cut submit fails.
+    pub fn dispatch(
+        &mut self,
+        kernel: &Kernel,
+        buffers: &[&GpuBuffer],
+        params: &impl Pod,
+        grid: [u32; 3],
+        work: u64,
+    ) -> Result<(), DeviceError> {
+        if grid.contains(&0) {
+            return Ok(());
+        }
+        let limit = self.gpu.device.limits().max_compute_workgroups_per_dimension;
+        if grid.iter().any(|&count| count > limit) {
+            let reason = format!("a grid of {grid:?} workgroups, the limit is {limit} a dimension");
+            return Err(DeviceError::Refused { what: format!("kernel {}", kernel.name), reason });
+        }
+        let bind_group = self.bind_group(kernel, buffers);
+        let params_offset = self.params_bytes.len() as u32;
+        self.params_bytes.extend_from_slice(bytemuck::bytes_of(params));
+        self.params_bytes.resize(params_offset as usize + self.params_stride as usize, 0);
+        self.recorded.push(Dispatch { pipeline: kernel.pipeline.clone(), bind_group, params_offset, grid });
+        self.work += work;
+        if self.work > self.max_work || self.recorded.len() as u64 == MAX_DISPATCHES {
+            self.submit()?;
+        }
+        Ok(())
+    }
+
+    fn bind_group(&mut self, kernel: &Kernel, buffers: &[&GpuBuffer]) -> wgpu::BindGroup {
+        let key = (kernel.id, buffers.iter().map(|buffer| buffer.id).collect::<Vec<_>>());
+        if let Some(bind_group) = self.bind_groups.get(&key) {
+            return bind_group.clone();
+        }
+        let mut entries: Vec<wgpu::BindGroupEntry<'_>> = Vec::with_capacity(buffers.len() + 1);
+        for (binding, buffer) in buffers.iter().enumerate() {
+            let (raw, offset) = buffer.raw();
+            let size = std::num::NonZeroU64::new(buffer.size);
+            let resource = wgpu::BindingResource::Buffer(wgpu::BufferBinding { buffer: raw, offset, size });
+            entries.push(wgpu::BindGroupEntry { binding: binding as u32, resource });
+        }
+        let size = std::num::NonZeroU64::new(self.params_stride);
+        let resource = wgpu::BindingResource::Buffer(wgpu::BufferBinding { buffer: &self.params, offset: 0, size });
+        entries.push(wgpu::BindGroupEntry { binding: buffers.len() as u32, resource });
+        let descriptor =
+            wgpu::BindGroupDescriptor { label: Some(kernel.name), layout: &kernel.layout, entries: &entries };
+        let bind_group = self.gpu.device.create_bind_group(&descriptor);
+        self.bind_groups.insert(key, bind_group.clone());
+        bind_group
+    }
+
+    /// Hands everything recorded to the queue.
+    ///
+    /// # Errors
+    /// When the device has failed.
+    pub fn submit(&mut self) -> Result<(), DeviceError> {
+        if self.recorded.is_empty() {
+            return self.gpu.check();
+        }
+        self.gpu.queue.write_buffer(&self.params, 0, &self.params_bytes);
+        let mut encoder =
+            self.gpu.device.create_command_encoder(&wgpu::CommandEncoderDescriptor { label: Some("step") });
+        {
+            let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
+            for dispatch in &self.recorded {
+                pass.set_pipeline(&dispatch.pipeline);
+                pass.set_bind_group(0, &dispatch.bind_group, &[dispatch.params_offset]);
+                let [x, y, z] = dispatch.grid;
+                pass.dispatch_workgroups(x, y, z);
+            }
+        }
+        self.gpu.queue.submit([encoder.finish()]);
+        self.recorded.clear();
+        self.params_bytes.clear();
+        self.work = 0;
+        self.gpu.check()
+    }
+}
+
+fn overriding_text(shader: &Shader) -> Option<Result<String, String>> {
+    let directory = PathBuf::from(std::env::var_os(SHADER_DIR_VARIABLE)?);
+    let path = directory.join(format!("{}.wgsl", shader.name));
+    path.exists().then(|| std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display())))
+}
+
+fn bind_group_layout(device: &wgpu::Device, shader: &Shader) -> wgpu::BindGroupLayout {
+    let entries: Vec<wgpu::BindGroupLayoutEntry> = shader
+        .bindings
+        .iter()
+        .enumerate()
+        .map(|(index, binding)| {
+            let (ty, has_dynamic_offset) = match binding {
+                Binding::Read => (wgpu::BufferBindingType::Storage { read_only: true }, false),
+                Binding::ReadWrite => (wgpu::BufferBindingType::Storage { read_only: false }, false),
+                Binding::Params => (wgpu::BufferBindingType::Uniform, true),
+            };
+            wgpu::BindGroupLayoutEntry {
+                binding: index as u32,
+                visibility: wgpu::ShaderStages::COMPUTE,
+                ty: wgpu::BindingType::Buffer { ty, has_dynamic_offset, min_binding_size: None },
+                count: None,
+            }
+        })
+        .collect();
+    device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: Some(shader.name), entries: &entries })
+}

@@ -1,0 +1,41 @@
+//! The `wgpu` device: memory, the encoder that records a step, and a typed wrapper for each WGSL kernel.
+//!
+//! Called by `ops/wgpu.rs` only. A wrapper checks shapes, fills the parameter struct and hands the encoder a dispatch.
+
+mod argmax;
+mod embedding;
+mod encoder;
+mod gather_rows;
+mod gpu;
+mod matmul;
+mod matmul_int8;
+mod paged_attention_decode;
+mod paged_attention_prefill;
+mod paged_attention_reduce;
+mod plan;
+mod quantize_activations;
+mod reshape_and_cache;
+mod rms_norm;
+mod rotary_embedding;
+mod silu_and_mul;
+mod top_k;
+mod weights;
+
+pub use argmax::argmax;
+pub use embedding::embedding;
+pub use encoder::{Encoder, Kernel};
+pub use gather_rows::gather_rows;
+pub use gpu::{Gpu, GpuBuffer};
+pub use matmul::matmul;
+pub use matmul_int8::matmul_int8;
+pub use paged_attention_decode::paged_attention_decode;
+pub use paged_attention_prefill::paged_attention_prefill;
+pub use paged_attention_reduce::paged_attention_reduce;
+pub use plan::{Activations, MatmulShape, Plan};
+pub use quantize_activations::quantize_activations;
+pub use reshape_and_cache::reshape_and_cache;
+pub use rms_norm::rms_norm;
+pub use rotary_embedding::rotary_embedding;
+pub use silu_and_mul::silu_and_mul;
+pub use top_k::top_k;
+pub use weights::{DeviceFormat, DeviceMatrix, Shard};

@@ -1,0 +1,52 @@
+//! Wrapper of `paged_attention_decode.wgsl`: partial results of each (split, head).
+
+use shaders::{PAGED_ATTENTION_DECODE, Value, Variant, params};
+
+use super::{Encoder, GpuBuffer, Plan};
+use crate::kv::KvLayout;
+use crate::ops::DeviceError;
+
+/// Attends one query a sequence over its splits; `partials` holds head_dim + 4 values for each (split, head).
+/// `total_context` is Σ context lengths, for the work estimate.
+///
+/// # Errors
+/// When the kernel does not compile or the device has failed.
+#[expect(clippy::too_many_arguments, reason = "the op's operands")]
+pub fn paged_attention_decode(
+    encoder: &mut Encoder,
+    plan: &Plan,
+    query: &GpuBuffer,
+    key_cache: &GpuBuffer,
+    value_cache: &GpuBuffer,
+    block_tables: &GpuBuffer,
+    context_lens: &GpuBuffer,
+    splits: &GpuBuffer,
+    partials: &GpuBuffer,
+    layout: &KvLayout,
+    block_table_stride: u32,
+    num_splits: u32,
+    total_context: u64,
+) -> Result<(), DeviceError> {
+    let (num_heads, head_dim) = (layout.num_heads as u32, layout.head_dim as u32);
+    let items = u64::from(num_splits) * u64::from(num_heads);
+    assert!(items * u64::from(head_dim + 4) * 4 <= partials.size && u64::from(num_splits) * 8 <= splits.size);
+    let values = [
+        ("BLOCK_SIZE", Plan::block_size()),
+        ("HEAD_DIM", Value::Number(head_dim)),
+        ("SPLIT", Value::Number(plan.split)),
+        ("WORKGROUP_SIZE", Value::Number(plan.decode_size)),
+    ];
+    let kernel = encoder.kernel(&Variant::new(&PAGED_ATTENTION_DECODE, &values))?;
+    let params = params::PagedAttentionDecode {
+        num_items: num_splits,
+        num_heads,
+        num_kv_heads: layout.num_kv_heads as u32,
+        block_table_stride,
+        scale: 1.0 / (layout.head_dim as f32).sqrt(),
+        ..Default::default()
+    };
+    let buffers = [query, key_cache, value_cache, block_tables, context_lens, splits, partials];
+    let grid = [(num_splits * num_heads).div_ceil(plan.decode_size), 1, 1];
+    let work = total_context * u64::from(num_heads * head_dim) * 2;
+    encoder.dispatch(&kernel, &buffers, &params, grid, work)
+}

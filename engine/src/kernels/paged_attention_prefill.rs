@@ -1,0 +1,49 @@
+//! Wrapper of `paged_attention_prefill.wgsl`: chunks of queries over cached and new blocks.
+
+use shaders::{PAGED_ATTENTION_PREFILL, Value, Variant, params};
+
+use super::{Encoder, GpuBuffer, Plan};
+use crate::kv::KvLayout;
+use crate::ops::DeviceError;
+
+/// Attends the queries of `num_tiles` tiles; `tiles[i]` = (sequence, first query), `chunks[sequence]` = (first row,
+/// query_len, context_len, 0). `pairs` is Σ visible tokens over queries, for the work estimate.
+///
+/// # Errors
+/// When the kernel does not compile or the device has failed.
+#[expect(clippy::too_many_arguments, reason = "the op's operands")]
+pub fn paged_attention_prefill(
+    encoder: &mut Encoder,
+    plan: &Plan,
+    query: &GpuBuffer,
+    key_cache: &GpuBuffer,
+    value_cache: &GpuBuffer,
+    block_tables: &GpuBuffer,
+    chunks: &GpuBuffer,
+    tiles: &GpuBuffer,
+    output: &GpuBuffer,
+    layout: &KvLayout,
+    block_table_stride: u32,
+    num_tiles: u32,
+    pairs: u64,
+) -> Result<(), DeviceError> {
+    let (num_heads, head_dim) = (layout.num_heads as u32, layout.head_dim as u32);
+    assert!(u64::from(num_tiles) * 8 <= tiles.size && query.size <= output.size);
+    let values = [
+        ("BLOCK_SIZE", Plan::block_size()),
+        ("HEAD_DIM", Value::Number(head_dim)),
+        ("QUERY_TILE", Value::Number(plan.query_tile)),
+    ];
+    let kernel = encoder.kernel(&Variant::new(&PAGED_ATTENTION_PREFILL, &values))?;
+    let params = params::PagedAttentionPrefill {
+        num_items: num_tiles,
+        num_heads,
+        num_kv_heads: layout.num_kv_heads as u32,
+        block_table_stride,
+        scale: 1.0 / (layout.head_dim as f32).sqrt(),
+        ..Default::default()
+    };
+    let buffers = [query, key_cache, value_cache, block_tables, chunks, tiles, output];
+    let work = pairs * u64::from(num_heads * head_dim) * 2;
+    encoder.dispatch(&kernel, &buffers, &params, [num_tiles, num_heads, 1], work)
+}

@@ -1,0 +1,155 @@
+//! Which variant of each kernel runs: one pure choice at start from what the adapter is.
+//!
+//! Made by the ops, read by the wrappers. Software adapters do loads lane by lane, so there the matrix kernels take
+//! several rows a lane and int8 activations; on hardware one row a lane keeps neighbouring loads together.
+
+use shaders::{Value, Variant};
+
+use crate::kv::BLOCK_SIZE;
+
+/// How activations enter a matrix product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activations {
+    /// As they are.
+    F32,
+    /// Rounded to int8 in blocks of 32, where the weight format has integer codes.
+    Int8,
+}
+
+/// How a matrix kernel divides its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MatmulShape {
+    /// Rows an invocation.
+    pub rows: u32,
+    /// Tokens an invocation.
+    pub tokens: u32,
+    /// Invocations a workgroup.
+    pub workgroup_size: u32,
+}
+
+/// All choices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Activations of matrix products.
+    pub activations: Activations,
+    /// One row of the step.
+    pub single: MatmulShape,
+    /// Several rows of the step.
+    pub several: MatmulShape,
+    /// Invocations a workgroup of elementwise kernels.
+    pub workgroup_size: u32,
+    /// Invocations a workgroup of kernels that reduce a row.
+    pub reduce_size: u32,
+    /// Invocations a workgroup of `paged_attention_decode`.
+    pub decode_size: u32,
+    /// Queries a workgroup of `paged_attention_prefill`.
+    pub query_tile: u32,
+    /// Tokens a split of `paged_attention_decode`: constant, so that the order of sums is.
+    pub split: u32,
+    /// Multiply-adds a submit.
+    pub max_work: u64,
+}
+
+impl Plan {
+    /// The plan of a software or a hardware adapter.
+    pub fn choose(software: bool) -> Self {
+        if software {
+            Self {
+                activations: Activations::Int8,
+                single: MatmulShape { rows: 4, tokens: 1, workgroup_size: 8 },
+                several: MatmulShape { rows: 4, tokens: 4, workgroup_size: 8 },
+                max_work: 200_000_000,
+                ..Self::baseline()
+            }
+        } else {
+            Self::baseline()
+        }
+    }
+
+    /// WebGPU's default limits, f32.
+    pub fn baseline() -> Self {
+        Self {
+            activations: Activations::F32,
+            single: MatmulShape { rows: 1, tokens: 1, workgroup_size: 64 },
+            several: MatmulShape { rows: 1, tokens: 8, workgroup_size: 64 },
+            workgroup_size: 64,
+            reduce_size: 64,
+            decode_size: 32,
+            query_tile: 32,
+            split: 64,
+            max_work: 20_000_000_000,
+        }
+    }
+
+    /// The matrix shape for this many rows of a step. Both shapes sum an element in one order, so the choice shows in
+    /// time only.
+    pub fn matmul_shape(&self, num_rows: usize) -> MatmulShape {
+        if num_rows == 1 { self.single } else { self.several }
+    }
+
+    /// An elementwise kernel's variant.
+    pub fn elementwise(&self, shader: &'static shaders::Shader) -> Variant {
+        Variant::new(shader, &[("WORKGROUP_SIZE", Value::Number(self.workgroup_size))])
+    }
+
+    /// A row-reducing kernel's variant.
+    pub fn reduction(&self, shader: &'static shaders::Shader, workgroup_size: u32) -> Variant {
+        Variant::new(shader, &[("WORKGROUP_SIZE", Value::Number(workgroup_size))])
+    }
+
+    /// Tokens a block as the kernels want it.
+    pub fn block_size() -> Value {
+        Value::Number(BLOCK_SIZE as u32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_software_adapters_round_activations() {
+        assert_eq!(Plan::choose(true).activations, Activations::Int8);
+        assert_eq!(Plan::choose(false), Plan::baseline());
+        assert_eq!(Plan::choose(true).matmul_shape(1).tokens, 1);
+        assert_eq!(Plan::choose(true).matmul_shape(2).tokens, 4);
+    }
+
+    #[test]
+    fn every_variant_of_a_plan_is_among_those_that_are_validated() {
+        let known: Vec<String> = shaders::variants().iter().map(Variant::label).collect();
+        let has = |shader: &str, values: &str| {
+            let label = format!("{shader}[{values}]");
+            assert!(known.contains(&label), "{label} is not validated");
+        };
+        for plan in [Plan::choose(true), Plan::choose(false)] {
+            for shape in [plan.single, plan.several] {
+                let MatmulShape { rows, tokens, workgroup_size } = shape;
+                for format in ["f32", "f16", "q4", "q8"] {
+                    let values = format!("FORMAT={format},ROWS={rows},TOKENS={tokens},WORKGROUP_SIZE={workgroup_size}");
+                    has("matmul", &values);
+                    if format.starts_with('q') {
+                        has("matmul_int8", &values);
+                    }
+                }
+            }
+            let Plan { workgroup_size, reduce_size, decode_size, query_tile, split, .. } = plan;
+            for shader in ["silu_and_mul", "gather_rows", "rotary_embedding", "quantize_activations"] {
+                has(shader, &format!("WORKGROUP_SIZE={workgroup_size}"));
+            }
+            for shader in ["rms_norm", "argmax"] {
+                has(shader, &format!("WORKGROUP_SIZE={reduce_size}"));
+            }
+            for head_dim in (8..=256).step_by(8) {
+                let decode =
+                    format!("BLOCK_SIZE={BLOCK_SIZE},HEAD_DIM={head_dim},SPLIT={split},WORKGROUP_SIZE={decode_size}");
+                has("paged_attention_decode", &decode);
+                has("paged_attention_reduce", &format!("HEAD_DIM={head_dim},WORKGROUP_SIZE={workgroup_size}"));
+                has(
+                    "paged_attention_prefill",
+                    &format!("BLOCK_SIZE={BLOCK_SIZE},HEAD_DIM={head_dim},QUERY_TILE={query_tile}"),
+                );
+            }
+        }
+    }
+}

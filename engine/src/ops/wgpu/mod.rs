@@ -1,0 +1,292 @@
+//! The ops as WGSL dispatches: each records one or two kernels, `select` submits and reads the answer back.
+//!
+//! Called by the model definitions on the engine thread. Only selected tokens (or asked-for logits) leave the device.
+
+mod select;
+mod step;
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use super::rotary::Rotary;
+use super::{DeviceError, Ops, Rows, Write};
+use crate::batch::{ModelInput, Selected};
+use crate::gguf::Tensor;
+use crate::kernels::{self, Activations, DeviceMatrix, Encoder, Gpu, GpuBuffer, Plan};
+use crate::kv::KvLayout;
+pub use select::MAX_DEVICE_TOP_K;
+pub use step::StepLimits;
+use step::{StepInputs, StepShape};
+
+/// Activations on the device, with room for their int8 rounding.
+pub struct Buffer {
+    values: GpuBuffer,
+    width: usize,
+    rounded: Option<Rounded>,
+}
+
+/// A buffer rounded to int8; made when the first product needs it, stale once the buffer is written again.
+struct Rounded {
+    codes: GpuBuffer,
+    block_scales: GpuBuffer,
+    fresh: Cell<bool>,
+}
+
+impl Buffer {
+    fn written(&mut self) {
+        if let Some(rounded) = &self.rounded {
+            rounded.fresh.set(false);
+        }
+    }
+}
+
+struct LayerCache {
+    key: GpuBuffer,
+    value: GpuBuffer,
+}
+
+/// The `wgpu` device.
+pub struct WgpuOps {
+    gpu: Arc<Gpu>,
+    encoder: Encoder,
+    plan: Plan,
+    layout: KvLayout,
+    rotary: Rotary,
+    pair_stride: u32,
+    cache: Vec<LayerCache>,
+    inputs: StepInputs,
+    partials: GpuBuffer,
+    best: GpuBuffer,
+    top: GpuBuffer,
+    input: ModelInput,
+    shape: StepShape,
+}
+
+impl WgpuOps {
+    /// Allocates the KV cache and the step's buffers.
+    ///
+    /// # Errors
+    /// When the device cannot hold them.
+    pub fn new(
+        gpu: Arc<Gpu>,
+        plan: Plan,
+        layout: KvLayout,
+        rotary: Rotary,
+        limits: StepLimits,
+    ) -> Result<Self, DeviceError> {
+        let mut cache = Vec::with_capacity(layout.num_layers);
+        for layer in 0..layout.num_layers {
+            let what = format!("the KV cache of layer {layer}");
+            let key = gpu.allocate(&what, layout.layer_bytes())?;
+            let value = gpu.allocate(&what, layout.layer_bytes())?;
+            cache.push(LayerCache { key, value });
+        }
+        let sequences = limits.max_sequences as u64;
+        // A sequence's blocks are its own, so the splits of a step are bounded by the pool and one partial split each.
+        let max_splits = (layout.num_blocks * layout.block_size / plan.split as usize) as u64 + sequences;
+        let inputs = StepInputs::allocate(&gpu, &plan, &layout, rotary.num_pairs(), limits, max_splits)?;
+        let partial_values = (layout.head_dim + 4) * layout.num_heads;
+        Ok(Self {
+            encoder: Encoder::new(Arc::clone(&gpu), plan.max_work),
+            partials: gpu.allocate("attention splits", max_splits * partial_values as u64 * 4)?,
+            best: gpu.allocate("argmax", sequences * 8)?,
+            top: gpu.allocate("top k", sequences * MAX_DEVICE_TOP_K as u64 * 8)?,
+            pair_stride: 1,
+            input: ModelInput::default(),
+            shape: StepShape::default(),
+            gpu,
+            plan,
+            layout,
+            rotary,
+            cache,
+            inputs,
+        })
+    }
+
+    fn num_rows(&self, rows: Rows) -> u32 {
+        match rows {
+            Rows::Step => self.input.num_rows() as u32,
+            Rows::Logits => self.input.selections.len() as u32,
+        }
+    }
+}
+
+impl Ops for WgpuOps {
+    type Buffer = Buffer;
+    type Matrix = DeviceMatrix;
+    type Vector = GpuBuffer;
+
+    fn buffer(&mut self, max_rows: usize, width: usize) -> Result<Buffer, DeviceError> {
+        let values = self.gpu.allocate("activations", (max_rows * width * 4) as u64)?;
+        let rounds = self.plan.activations == Activations::Int8 && width.is_multiple_of(32);
+        let rounded = if rounds {
+            let codes = self.gpu.allocate("int8 activations", (max_rows * width) as u64)?;
+            let block_scales = self.gpu.allocate("int8 activation scales", (max_rows * width / 4) as u64)?;
+            Some(Rounded { codes, block_scales, fresh: Cell::new(false) })
+        } else {
+            None
+        };
+        Ok(Buffer { values, width, rounded })
+    }
+
+    fn matrix(&mut self, tensor: &Tensor) -> Result<DeviceMatrix, DeviceError> {
+        DeviceMatrix::upload(&self.gpu, tensor, self.gpu.max_binding_bytes())
+    }
+
+    fn vector(&mut self, tensor: &Tensor) -> Result<GpuBuffer, DeviceError> {
+        self.gpu.upload(&tensor.name, bytemuck::cast_slice(&tensor.to_f32()))
+    }
+
+    fn begin(&mut self, input: &ModelInput) -> Result<(), DeviceError> {
+        self.gpu.check()?;
+        self.input = input.clone();
+        self.shape = self.inputs.upload(&self.gpu, &self.plan, &self.rotary, input);
+        Ok(())
+    }
+
+    fn embedding(&mut self, table: &DeviceMatrix, output: &mut Buffer) -> Result<(), DeviceError> {
+        output.written();
+        let num_tokens = self.num_rows(Rows::Step);
+        kernels::embedding(&mut self.encoder, &self.plan, table, &self.inputs.token_ids, &output.values, num_tokens)
+    }
+
+    fn rms_norm(
+        &mut self,
+        input: &Buffer,
+        weight: &GpuBuffer,
+        eps: f32,
+        output: &mut Buffer,
+        rows: Rows,
+    ) -> Result<(), DeviceError> {
+        output.written();
+        let (width, num_rows) = (input.width as u32, self.num_rows(rows));
+        kernels::rms_norm(&mut self.encoder, &self.plan, &input.values, weight, &output.values, width, eps, num_rows)
+    }
+
+    fn linear(
+        &mut self,
+        input: &Buffer,
+        matrix: &DeviceMatrix,
+        output: &mut Buffer,
+        write: Write,
+        rows: Rows,
+    ) -> Result<(), DeviceError> {
+        output.written();
+        let num_rows = self.num_rows(rows);
+        let shape = self.plan.matmul_shape(num_rows as usize);
+        let accumulate = write == Write::Accumulate;
+        let encoder = &mut self.encoder;
+        match &input.rounded {
+            Some(rounded) if matrix.format.has_scales() => {
+                if !rounded.fresh.replace(true) {
+                    let num_blocks = num_rows * matrix.num_blocks();
+                    let (codes, scales) = (&rounded.codes, &rounded.block_scales);
+                    kernels::quantize_activations(encoder, &self.plan, &input.values, codes, scales, num_blocks)?;
+                }
+                let (codes, scales) = (&rounded.codes, &rounded.block_scales);
+                kernels::matmul_int8(encoder, shape, matrix, codes, scales, &output.values, num_rows, accumulate)
+            }
+            _ => kernels::matmul(encoder, shape, matrix, &input.values, &output.values, num_rows, accumulate),
+        }
+    }
+
+    fn rotary_embedding(&mut self, values: &mut Buffer, num_heads: usize) -> Result<(), DeviceError> {
+        values.written();
+        let head_dim = (values.width / num_heads) as u32;
+        let num_rows = self.num_rows(Rows::Step);
+        kernels::rotary_embedding(
+            &mut self.encoder,
+            &self.plan,
+            &self.inputs.rotations,
+            &values.values,
+            num_heads as u32,
+            head_dim,
+            self.rotary.num_pairs() as u32,
+            self.pair_stride,
+            num_rows,
+        )
+    }
+
+    fn reshape_and_cache(&mut self, layer: usize, key: &Buffer, value: &Buffer) -> Result<(), DeviceError> {
+        let cache = &self.cache[layer];
+        let num_rows = self.num_rows(Rows::Step);
+        kernels::reshape_and_cache(
+            &mut self.encoder,
+            &self.plan,
+            &key.values,
+            &value.values,
+            &self.inputs.slot_mapping,
+            &cache.key,
+            &cache.value,
+            &self.layout,
+            num_rows,
+        )
+    }
+
+    fn paged_attention(&mut self, layer: usize, query: &Buffer, output: &mut Buffer) -> Result<(), DeviceError> {
+        output.written();
+        let cache = &self.cache[layer];
+        let (inputs, shape) = (&self.inputs, &self.shape);
+        if self.input.num_decodes > 0 {
+            kernels::paged_attention_decode(
+                &mut self.encoder,
+                &self.plan,
+                &query.values,
+                &cache.key,
+                &cache.value,
+                &inputs.block_tables,
+                &inputs.context_lens,
+                &inputs.splits,
+                &self.partials,
+                &self.layout,
+                shape.block_table_stride,
+                shape.num_splits,
+                shape.decode_context,
+            )?;
+            kernels::paged_attention_reduce(
+                &mut self.encoder,
+                &self.plan,
+                &self.partials,
+                &inputs.split_starts,
+                &output.values,
+                &self.layout,
+                self.input.num_decodes as u32,
+            )?;
+        }
+        if shape.num_tiles > 0 {
+            kernels::paged_attention_prefill(
+                &mut self.encoder,
+                &self.plan,
+                &query.values,
+                &cache.key,
+                &cache.value,
+                &inputs.block_tables,
+                &inputs.chunks,
+                &inputs.tiles,
+                &output.values,
+                &self.layout,
+                shape.block_table_stride,
+                shape.num_tiles,
+                shape.prefill_pairs,
+            )?;
+        }
+        Ok(())
+    }
+
+    fn silu_and_mul(&mut self, gate: &mut Buffer, up: &Buffer) -> Result<(), DeviceError> {
+        gate.written();
+        let count = self.num_rows(Rows::Step) * gate.width as u32;
+        kernels::silu_and_mul(&mut self.encoder, &self.plan, &gate.values, &up.values, count)
+    }
+
+    fn gather_rows(&mut self, input: &Buffer, output: &mut Buffer) -> Result<(), DeviceError> {
+        output.written();
+        let (width, num_rows) = (input.width as u32, self.num_rows(Rows::Logits));
+        let rows = &self.inputs.logits_rows;
+        kernels::gather_rows(&mut self.encoder, &self.plan, &input.values, rows, &output.values, width, num_rows)
+    }
+
+    fn select(&mut self, logits: &Buffer) -> Result<Vec<Selected>, DeviceError> {
+        self.select_rows(logits)
+    }
+}
