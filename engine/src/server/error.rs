@@ -1,0 +1,108 @@
+//! Every refusal as an HTTP status and OpenAI's error object.
+
+use std::error::Error as _;
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use protocol::openai::{ErrorBody, ErrorObject, ErrorType, FieldError};
+
+use crate::engine_loop::RequestError;
+
+/// Seconds after which a refused client may try again.
+const RETRY_AFTER_S: &str = "1";
+
+/// An answer that is not a success.
+#[derive(Clone, Debug)]
+pub(super) struct ApiError {
+    status: StatusCode,
+    object: ErrorObject,
+}
+
+impl ApiError {
+    pub(super) fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        let r#type = match status {
+            StatusCode::TOO_MANY_REQUESTS => ErrorType::RateLimitError,
+            status if status.is_server_error() => ErrorType::ServerError,
+            _ => ErrorType::InvalidRequestError,
+        };
+        Self { status, object: ErrorObject { message: message.into(), r#type, param: None, code: None } }
+    }
+
+    fn with(mut self, param: Option<&str>, code: Option<&str>) -> Self {
+        self.object.param = param.map(str::to_owned);
+        self.object.code = code.map(str::to_owned);
+        self
+    }
+
+    pub(super) fn unavailable(message: &str) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
+    }
+
+    pub(super) fn bad_request(message: impl Into<String>, param: &str) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, message).with(Some(param), None)
+    }
+
+    pub(super) fn too_long(message: String, param: &str) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, message).with(Some(param), Some("context_length_exceeded"))
+    }
+
+    pub(super) fn model_not_found(asked: &str, served: &[String]) -> Self {
+        let message = format!("the model `{asked}` does not exist; served here: {}", served.join(", "));
+        Self::new(StatusCode::NOT_FOUND, message).with(Some("model"), Some("model_not_found"))
+    }
+
+    pub(super) fn bad_json(error: &serde_json::Error) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, format!("the body is not valid JSON: {error}"))
+            .with(None, Some("invalid_json"))
+    }
+
+    /// A body that could not be read: too large, or the connection broke.
+    pub(super) fn body(error: &axum::Error, limit: usize) -> Self {
+        let too_large = error.source().is_some_and(|source| source.to_string().contains("length limit exceeded"));
+        if too_large {
+            let message = format!("the request body is over the limit of {limit} bytes");
+            return Self::new(StatusCode::PAYLOAD_TOO_LARGE, message).with(None, Some("body_too_large"));
+        }
+        Self::new(StatusCode::BAD_REQUEST, format!("the request body could not be read: {error}"))
+    }
+
+    /// The error object, for an event of a stream that has begun.
+    pub(super) fn body_json(&self) -> ErrorBody {
+        ErrorBody { error: self.object.clone() }
+    }
+}
+
+impl From<FieldError> for ApiError {
+    fn from(error: FieldError) -> Self {
+        Self::bad_request(error.to_string(), &error.param)
+    }
+}
+
+impl From<RequestError> for ApiError {
+    fn from(error: RequestError) -> Self {
+        let message = error.to_string();
+        match error {
+            RequestError::EmptyPrompt => Self::bad_request(message, "prompt"),
+            RequestError::TooLong { .. } => Self::too_long(message, "max_tokens"),
+            RequestError::UnknownToken { .. } => Self::bad_request(message, "prompt"),
+            RequestError::QueueFull { .. } => {
+                Self::new(StatusCode::TOO_MANY_REQUESTS, message).with(None, Some("queue_full"))
+            }
+            RequestError::Loading => Self::unavailable(&message),
+            RequestError::NotANumber | RequestError::EngineFailed(_) => {
+                Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
+            }
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(self.body_json())).into_response();
+        if matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_S));
+        }
+        response
+    }
+}

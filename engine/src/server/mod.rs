@@ -1,0 +1,186 @@
+//! The engine's HTTP server: OpenAI's API, health, tokenising.
+//!
+//! Started by `pagoda serve`. Handlers parse at the edge, hand token ids to the engine and stream its events; only this
+//! folder knows OpenAI's JSON (invariant 4 of ARCHITECTURE.md). Every refusal of a request is
+//! OpenAI's error object.
+
+mod answer;
+mod chat;
+mod completions;
+mod error;
+mod health;
+mod models;
+mod prompt;
+mod stream;
+mod tokenize;
+
+use std::num::NonZero;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::extract::State;
+use axum::http::{HeaderName, HeaderValue, Method, Request, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use serde_json::Value;
+use tokio::sync::Semaphore;
+use tower_http::cors::{AllowOrigin, CorsLayer};
+
+use crate::chat_template::ChatTemplate;
+use crate::engine_loop::EngineHandle;
+use crate::tokenizer::Tokenizer;
+use error::ApiError;
+
+/// Settings of the server.
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    /// Names that requests may ask for; the first is reported.
+    pub served_model_names: Vec<String>,
+    /// Origins whose pages may call us; `*` is all.
+    pub allowed_origins: Vec<String>,
+    /// Largest request body.
+    pub max_body_bytes: usize,
+}
+
+/// What handlers share.
+pub struct Server {
+    engine: EngineHandle,
+    tokenizer: Arc<Tokenizer>,
+    chat_template: Option<ChatTemplate>,
+    config: ServerConfig,
+    started_at_s: u64,
+    draining: AtomicBool,
+    /// Prompts being rendered and tokenised.
+    preparing: Arc<Semaphore>,
+}
+
+/// Handlers' view of the server.
+type Shared = State<Arc<Server>>;
+
+impl Server {
+    /// A server over a started engine.
+    pub fn new(
+        engine: EngineHandle,
+        tokenizer: Arc<Tokenizer>,
+        chat_template: Option<ChatTemplate>,
+        config: ServerConfig,
+    ) -> Arc<Self> {
+        let started_at_s = answer::unix_time_s();
+        let draining = AtomicBool::new(false);
+        let preparing = Arc::new(Semaphore::new(std::thread::available_parallelism().map_or(1, NonZero::get)));
+        Arc::new(Self { engine, tokenizer, chat_template, config, started_at_s, draining, preparing })
+    }
+
+    /// From now on new requests are refused and `/ready` says no; running streams go on.
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+
+    fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    /// The name reported in answers.
+    fn model_name(&self) -> &str {
+        self.config.served_model_names.first().map_or("", String::as_str)
+    }
+
+    fn check_model(&self, asked: Option<&str>) -> Result<(), ApiError> {
+        match asked {
+            Some(name) if !self.config.served_model_names.iter().any(|served| served == name) => {
+                Err(ApiError::model_not_found(name, &self.config.served_model_names))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_serving(&self) -> Result<(), ApiError> {
+        if self.is_draining() { Err(ApiError::unavailable("the server is shutting down")) } else { Ok(()) }
+    }
+
+    /// Reads a JSON body within the limit.
+    async fn json(&self, body: Body) -> Result<Value, ApiError> {
+        let limit = self.config.max_body_bytes;
+        let bytes = to_bytes(body, limit).await.map_err(|error| ApiError::body(&error, limit))?;
+        serde_json::from_slice(&bytes).map_err(|error| ApiError::bad_json(&error))
+    }
+}
+
+/// All routes.
+///
+/// # Errors
+/// When an allowed origin is not a header value.
+pub fn router(server: Arc<Server>) -> Result<Router, String> {
+    let cors = cors(&server.config.allowed_origins)?;
+    let router = Router::new()
+        .route("/v1/chat/completions", post(chat::chat_completions))
+        .route("/v1/completions", post(completions::completions))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{id}", get(models::one))
+        .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(tokenize::detokenize))
+        .route("/health", get(health::health))
+        .route("/ready", get(health::ready))
+        .method_not_allowed_fallback(method_not_allowed)
+        .fallback(not_found)
+        .layer(axum::middleware::from_fn_with_state(Arc::clone(&server), check_origin))
+        .layer(axum::middleware::from_fn(request_id))
+        .with_state(server);
+    Ok(match cors {
+        Some(cors) => router.layer(cors),
+        None => router,
+    })
+}
+
+fn cors(origins: &[String]) -> Result<Option<CorsLayer>, String> {
+    if origins.is_empty() {
+        return Ok(None);
+    }
+    let allowed = if origins.iter().any(|origin| origin == "*") {
+        AllowOrigin::any()
+    } else {
+        let values: Result<Vec<HeaderValue>, String> =
+            origins.iter().map(|origin| origin.parse().map_err(|_| format!("`{origin}` is not an origin"))).collect();
+        AllowOrigin::list(values?)
+    };
+    let headers = [header::CONTENT_TYPE, header::AUTHORIZATION];
+    Ok(Some(CorsLayer::new().allow_origin(allowed).allow_methods([Method::GET, Method::POST]).allow_headers(headers)))
+}
+
+/// A browser lets any page send a simple request to a loopback address, CORS or not: it is refused here.
+async fn check_origin(State(server): Shared, request: Request<Body>, next: Next) -> Response {
+    let origin = request.headers().get(header::ORIGIN).and_then(|origin| origin.to_str().ok());
+    let allowed = &server.config.allowed_origins;
+    match origin {
+        Some(origin) if !allowed.iter().any(|allowed| allowed == "*" || allowed == origin) => {
+            let message = format!("pages of {origin} may not call this server; allow them with --allowed-origins");
+            ApiError::new(StatusCode::FORBIDDEN, message).into_response()
+        }
+        _ => next.run(request).await,
+    }
+}
+
+static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Echoes the caller's request id.
+async fn request_id(request: Request<Body>, next: Next) -> Response {
+    let id = request.headers().get(&REQUEST_ID).cloned();
+    let mut response = next.run(request).await;
+    if let Some(id) = id {
+        response.headers_mut().insert(REQUEST_ID.clone(), id);
+    }
+    response
+}
+
+async fn not_found(request: Request<Body>) -> Response {
+    let message = format!("there is no {} {}", request.method(), request.uri().path());
+    ApiError::new(StatusCode::NOT_FOUND, message).into_response()
+}
+
+async fn method_not_allowed(request: Request<Body>) -> Response {
+    let message = format!("{} is not allowed on {}", request.method(), request.uri().path());
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message).into_response()
+}

@@ -1,0 +1,116 @@
+//! From a parsed request to what the engine takes: token ids and sampling parameters.
+
+use std::sync::Arc;
+
+use axum::http::StatusCode;
+use protocol::openai::{ChatRequest, Message, Prompt, SamplingFields};
+
+use super::Server;
+use super::error::ApiError;
+use crate::sampling_params::SamplingParams;
+
+impl Server {
+    /// Token ids of a conversation, by the model's chat template.
+    pub(super) async fn chat_prompt(
+        self: &Arc<Self>,
+        messages: Vec<Message>,
+        add_generation_prompt: bool,
+    ) -> Result<Vec<u32>, ApiError> {
+        if self.chat_template.is_none() {
+            let message = "this model's file has no chat template: use /v1/completions";
+            return Err(ApiError::bad_request(message, "messages"));
+        }
+        let len = messages.iter().map(Message::content_bytes).sum();
+        self.check_text_bytes(len, "messages")?;
+        self.prepare(move |server| {
+            let Some(template) = &server.chat_template else { return Ok(Vec::new()) };
+            let text = template
+                .render(&ChatRequest::messages_value(&messages), add_generation_prompt)
+                .map_err(|error| ApiError::bad_request(error.to_string(), "messages"))?;
+            // The template writes the special tokens itself.
+            server.encode(&text, false, "messages")
+        })
+        .await
+    }
+
+    /// Token ids of a prompt that may be text.
+    pub(super) async fn completion_prompt(self: &Arc<Self>, prompt: Prompt) -> Result<Vec<u32>, ApiError> {
+        match prompt {
+            Prompt::TokenIds(ids) => Ok(ids),
+            Prompt::Text(text) => self.text_prompt(text, true).await,
+        }
+    }
+
+    /// Token ids of a text.
+    pub(super) async fn text_prompt(
+        self: &Arc<Self>,
+        text: String,
+        add_special_tokens: bool,
+    ) -> Result<Vec<u32>, ApiError> {
+        self.check_text_bytes(text.len(), "prompt")?;
+        self.prepare(move |server| server.encode(&text, add_special_tokens, "prompt")).await
+    }
+
+    /// Refuses, before any work on it, a text that no tokenisation brings under the longest sequence.
+    fn check_text_bytes(&self, len: usize, param: &str) -> Result<(), ApiError> {
+        let max_model_len = self.engine.max_model_len();
+        let limit = max_model_len.saturating_mul(self.tokenizer.longest_token_bytes());
+        if len <= limit {
+            return Ok(());
+        }
+        let message =
+            format!("{len} bytes of text are over this model's maximum context length of {max_model_len} tokens");
+        Err(ApiError::too_long(message, param))
+    }
+
+    /// Templates and tokenising take long for long texts: they run beside the async workers, a few at a time.
+    async fn prepare<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Self) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let failed = |error: String| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error);
+        let permit = Arc::clone(&self.preparing).acquire_owned().await.map_err(|error| failed(error.to_string()))?;
+        let server = Arc::clone(self);
+        let work = move || {
+            let result = work(&server);
+            drop(permit);
+            result
+        };
+        tokio::task::spawn_blocking(work).await.map_err(|error| failed(error.to_string()))?
+    }
+
+    fn encode(&self, text: &str, add_special_tokens: bool, param: &str) -> Result<Vec<u32>, ApiError> {
+        self.tokenizer.encode(text, add_special_tokens).map_err(|error| ApiError::bad_request(error.to_string(), param))
+    }
+
+    /// Sampling parameters; without `max_tokens`, `default_max_tokens` or what is left of the context.
+    pub(super) fn sampling_params(
+        &self,
+        fields: &SamplingFields,
+        prompt_len: usize,
+        default_max_tokens: Option<usize>,
+    ) -> Result<SamplingParams, ApiError> {
+        let left = self.engine.max_model_len().saturating_sub(prompt_len).max(1);
+        let max_tokens = fields.max_tokens.unwrap_or_else(|| default_max_tokens.unwrap_or(left).min(left));
+        let seed = match fields.seed {
+            Some(seed) => seed,
+            None => draw_seed()?,
+        };
+        Ok(SamplingParams {
+            temperature: fields.temperature,
+            top_k: fields.top_k,
+            top_p: fields.top_p,
+            min_p: fields.min_p,
+            seed,
+            max_tokens,
+            stop: fields.stop.clone(),
+            stop_token_ids: fields.stop_token_ids.clone(),
+            ignore_eos: fields.ignore_eos,
+        })
+    }
+}
+
+fn draw_seed() -> Result<u64, ApiError> {
+    getrandom::u64()
+        .map_err(|error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, format!("no system randomness: {error}")))
+}
