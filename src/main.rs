@@ -1,0 +1,68 @@
+//! `pagoda`: one binary that serves large language models on whatever GPUs people have.
+//!
+//! This file is the command line; each subcommand is a file of its own.
+
+mod devices;
+mod logging;
+mod model;
+mod pull;
+mod run;
+mod serve;
+mod settings;
+mod vllm_flags;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Exit status when a device failed: whoever supervises the process restarts it.
+const EXIT_DEVICE_FAILED: u8 = 70;
+
+#[derive(Parser)]
+#[command(name = "pagoda", version, about = "Serves large language models on whatever GPUs people have.")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Answer one prompt, or chat, in the terminal.
+    Run(run::RunArgs),
+    /// Serve the OpenAI API over HTTP.
+    Serve(serve::ServeArgs),
+    /// List the devices that can run models, and what `auto` takes.
+    Devices,
+    /// Fetch the default model and print its path.
+    Pull,
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return refuse(&error),
+    };
+    let result = match cli.command {
+        Command::Run(args) => run::run(args),
+        Command::Serve(args) => serve::serve(args),
+        Command::Devices => devices::devices(),
+        Command::Pull => pull::pull(),
+    };
+    match result {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Prints help, the version, or what is wrong with the command line.
+fn refuse(error: &clap::Error) -> ExitCode {
+    match vllm_flags::explain(error) {
+        Some(message) => eprintln!("error: {message}"),
+        // Nothing is left to do when even the message cannot be printed.
+        None => drop(error.print()),
+    }
+    u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)
+}

@@ -1,0 +1,62 @@
+//! Which model file a command uses, and what is read from it before the engine starts.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Result;
+use engine::chat_template::ChatTemplate;
+use engine::engine_loop::{self, EngineHandle};
+use engine::gguf::GgufFile;
+use engine::tokenizer::Tokenizer;
+
+use crate::pull;
+use crate::settings::Settings;
+
+/// A model on its way onto a device.
+pub struct StartedModel {
+    /// The engine, loading.
+    pub engine: EngineHandle,
+    /// Its tokeniser.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Its chat template, if the file has one.
+    pub chat_template: Option<ChatTemplate>,
+    /// The file's stem: the name it is served under.
+    pub name: String,
+}
+
+/// Opens the settings' model (fetching the default one) and starts its engine.
+pub fn start(settings: &Settings) -> Result<StartedModel> {
+    let path = match &settings.model {
+        Some(path) => path.clone(),
+        None => pull::default_model()?,
+    };
+    let file = GgufFile::open(&path)?;
+    let tokenizer = Arc::new(Tokenizer::from_gguf(&file)?);
+    let chat_template = ChatTemplate::from_gguf(&file, &tokenizer)?;
+    let engine = engine_loop::spawn(settings.engine(path.clone())?, file, Arc::clone(&tokenizer))?;
+    Ok(StartedModel { engine, tokenizer, chat_template, name: served_name(&path) })
+}
+
+/// `SmolLM2-135M-Instruct.Q4_1.gguf` is served as `SmolLM2-135M-Instruct`: the storage type is no part of the name.
+fn served_name(path: &Path) -> String {
+    let stem = path.file_stem().map_or_else(|| PathBuf::from("model"), PathBuf::from);
+    let text = stem.to_string_lossy().into_owned();
+    match text.rsplit_once('.') {
+        Some((name, storage)) if storage.starts_with(['Q', 'F', 'q', 'f', 'I', 'B']) && !name.is_empty() => {
+            name.to_owned()
+        }
+        _ => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_storage_type_is_no_part_of_the_name() {
+        assert_eq!(served_name(Path::new("/m/SmolLM2-135M-Instruct.Q4_1.gguf")), "SmolLM2-135M-Instruct");
+        assert_eq!(served_name(Path::new("llama-3.2-1b.gguf")), "llama-3.2-1b");
+        assert_eq!(served_name(Path::new("tiny.gguf")), "tiny");
+    }
+}

@@ -1,0 +1,89 @@
+//! Flags of vLLM that Pagoda does not have: named in the error, with what to do instead.
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+/// (flag, what to do instead).
+const ABSENT: &[(&str, &str)] = &[
+    ("--tensor-parallel-size", "a model runs on one device; run one engine a GPU"),
+    ("--pipeline-parallel-size", "a model runs on one device; run one engine a GPU"),
+    ("--data-parallel-size", "run one engine a GPU"),
+    ("--gpu-memory-utilization", "size the KV cache with --kv-cache-memory"),
+    ("--enable-prefix-caching", "prefix caching is not there yet"),
+    ("--enable-chunked-prefill", "prefill is always chunked, by --max-num-batched-tokens"),
+    ("--block-size", "KV blocks have 16 tokens"),
+    ("--dtype", "weights stay as the file stores them"),
+    ("--quantization", "weights stay as the file stores them"),
+    ("--kv-cache-dtype", "the KV cache is f16"),
+    ("--tokenizer", "the tokeniser comes with the model file"),
+    ("--chat-template", "the chat template comes with the model file"),
+    ("--trust-remote-code", "no code is loaded from models"),
+    ("--enforce-eager", "there are no CUDA graphs to switch off"),
+    ("--swap-space", "the KV cache lives on the device alone"),
+    ("--api-key", "there is no authentication yet: keep the address on loopback"),
+    ("--ssl-keyfile", "there is no TLS yet: put a proxy in front"),
+    ("--ssl-certfile", "there is no TLS yet: put a proxy in front"),
+    ("--enable-lora", "LoRA adapters are not supported"),
+    ("--speculative-config", "speculative decoding is not supported"),
+    ("--max-logprobs", "log probabilities are not supported"),
+    ("--seed", "give `seed` in the request"),
+    ("--load-format", "models are GGUF files"),
+    ("--revision", "give a file with --model"),
+    ("--download-dir", "set PAGODA_MODELS to a directory for models"),
+    ("--hf-overrides", "the configuration comes with the model file"),
+    ("--generation-config", "give sampling parameters in the request"),
+    ("--tokenizer-mode", "the tokeniser comes with the model file"),
+    ("--cpu-offload-gb", "a model lies whole on its device"),
+    ("--num-gpu-blocks-override", "size the KV cache with --kv-cache-memory"),
+    ("--scheduling-policy", "requests run in order of arrival"),
+    ("--distributed-executor-backend", "a model runs on one device; run one engine a GPU"),
+    ("--enable-expert-parallel", "a model runs on one device; run one engine a GPU"),
+    ("--enable-auto-tool-choice", "tools are not supported"),
+    ("--tool-call-parser", "tools are not supported"),
+    ("--reasoning-parser", "reasoning is not told apart from the answer"),
+    ("--limit-mm-per-prompt", "prompts are text"),
+    ("--kv-transfer-config", "KV blocks are not moved between engines"),
+    ("--kv-events-config", "KV events are not published"),
+    ("--otlp-traces-endpoint", "traces are not exported; logs go to standard error"),
+    ("--disable-log-requests", "requests are not logged"),
+    ("--uvicorn-log-level", "filter logs with PAGODA_LOG"),
+    ("--root-path", "serve below a path with a proxy in front"),
+];
+
+/// The message for a flag that vLLM has and we do not; `None` for any other error.
+pub fn explain(error: &clap::Error) -> Option<String> {
+    if error.kind() != ErrorKind::UnknownArgument {
+        return None;
+    }
+    let Some(ContextValue::String(argument)) = error.get(ContextKind::InvalidArg) else { return None };
+    let flag = argument.split('=').next().unwrap_or(argument);
+    let (_, instead) = ABSENT.iter().find(|(absent, _)| *absent == flag)?;
+    Some(format!("vLLM's `{flag}` does not exist here: {instead}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    fn error(flag: &str) -> clap::Error {
+        crate::Cli::try_parse_from(["pagoda", "serve", flag]).err().unwrap()
+    }
+
+    #[test]
+    fn a_flag_of_vllm_is_named() {
+        let message = explain(&error("--tensor-parallel-size=2")).unwrap();
+        assert!(message.contains("--tensor-parallel-size") && message.contains("one engine a GPU"), "{message}");
+        assert_eq!(explain(&error("--no-such-flag")), None);
+    }
+
+    #[test]
+    fn no_flag_of_serve_is_both_here_and_absent() {
+        use clap::CommandFactory;
+        let command = crate::Cli::command();
+        let serve = command.find_subcommand("serve").unwrap();
+        for argument in serve.get_arguments().filter_map(clap::Arg::get_long) {
+            let flag = format!("--{argument}");
+            assert!(ABSENT.iter().all(|(absent, _)| *absent != flag), "{flag}");
+        }
+    }
+}
