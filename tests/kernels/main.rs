@@ -1,0 +1,65 @@
+//! Every kernel on the software GPU against its f64 reference: edge shapes, poison, sentinel, guard, repeatability.
+//!
+//! One device a process (burn's registration), so one test function runs all kernels' checks in turn and names the one
+//! that failed. A missing adapter is a counted skip, and a failure under `REQUIRE_GPU=1`.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod argmax;
+mod embedding;
+mod gather_rows;
+mod harness;
+mod matmul;
+mod matmul_int8;
+mod paged_attention_decode;
+mod paged_attention_prefill;
+mod paged_attention_reduce;
+mod quantize_activations;
+mod reshape_and_cache;
+mod rms_norm;
+mod rotary_embedding;
+mod silu_and_mul;
+mod top_k;
+
+use harness::Harness;
+
+/// A kernel's stem and its checks.
+type KernelTest = (&'static str, fn(&mut Harness));
+
+const TESTS: [KernelTest; 14] = [
+    ("argmax", argmax::test),
+    ("embedding", embedding::test),
+    ("gather_rows", gather_rows::test),
+    ("matmul", matmul::test),
+    ("matmul_int8", matmul_int8::test),
+    ("paged_attention_decode", paged_attention_decode::test),
+    ("paged_attention_prefill", paged_attention_prefill::test),
+    ("paged_attention_reduce", paged_attention_reduce::test),
+    ("quantize_activations", quantize_activations::test),
+    ("reshape_and_cache", reshape_and_cache::test),
+    ("rms_norm", rms_norm::test),
+    ("rotary_embedding", rotary_embedding::test),
+    ("silu_and_mul", silu_and_mul::test),
+    ("top_k", top_k::test),
+];
+
+#[test]
+fn every_kernel_matches_its_reference() {
+    let Some(gpu) = support::gpu() else { return };
+    let mut stems: Vec<&str> = shaders::CATALOGUE.iter().map(|shader| shader.name).collect();
+    stems.sort_unstable();
+    assert_eq!(stems, TESTS.map(|(stem, _)| stem), "a kernel without a test, or a test without a kernel");
+    let mut harness = Harness::new(gpu);
+    let failed: Vec<&str> = TESTS
+        .iter()
+        .filter(|(stem, test)| {
+            println!("{stem}");
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(&mut harness))).is_err()
+        })
+        .map(|(stem, _)| *stem)
+        .collect();
+    assert!(failed.is_empty(), "failed: {failed:?}");
+    println!("{} comparisons", harness.num_comparisons);
+    assert!(harness.num_comparisons > 150, "only {} comparisons ran", harness.num_comparisons);
+}

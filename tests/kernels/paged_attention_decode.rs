@@ -1,0 +1,163 @@
+//! `paged_attention_decode.wgsl`: partials of every split; contexts around block and split edges, shuffled blocks, poison.
+
+use crate::harness::{ATTENTION, Harness, Output};
+use engine::kernels::paged_attention_decode;
+use engine::kv::KvLayout;
+use shaders::reference::{self, CacheView, Partial};
+
+/// A ragged batch in decode over one poisoned cache.
+pub struct Case {
+    pub layout: KvLayout,
+    pub query: Vec<f32>,
+    pub key: Vec<f32>,
+    pub value: Vec<f32>,
+    pub block_tables: Vec<Vec<u32>>,
+    pub context_lens: Vec<usize>,
+}
+
+/// What lies where no token of a sequence does: NaN, and a finite value that no sum survives.
+pub const POISONS: [f32; 2] = [f32::NAN, 60_000.0];
+
+impl Case {
+    /// Sequences of these context lengths with their blocks scattered by `shuffle`; everything else is `poison`.
+    pub fn new(harness: &mut Harness, heads: [usize; 3], context_lens: &[usize], shuffle: usize, poison: f32) -> Self {
+        let [num_heads, num_kv_heads, head_dim] = heads;
+        let blocks: usize = context_lens.iter().map(|len| len.div_ceil(16)).sum();
+        // A prime number of blocks: multiplying by any shuffle visits each once.
+        let num_blocks = [37, 101, 211].into_iter().find(|&prime| prime > blocks + 2).unwrap();
+        let layout = KvLayout { num_layers: 1, num_blocks, num_heads, num_kv_heads, head_dim, block_size: 16 };
+        let mut next = 1;
+        let block_tables: Vec<Vec<u32>> = context_lens
+            .iter()
+            .map(|len| {
+                (0..len.div_ceil(16))
+                    .map(|_| {
+                        next += 1;
+                        (next * shuffle % num_blocks) as u32
+                    })
+                    .collect()
+            })
+            .collect();
+        let len = num_blocks * layout.block_values();
+        let (mut key, mut value) = (vec![poison; len], vec![poison; len]);
+        for (table, &context_len) in block_tables.iter().zip(context_lens) {
+            for token in 0..context_len {
+                for head in 0..num_kv_heads {
+                    let base = layout.slot_base(table[token / 16] as usize * 16 + token % 16, head);
+                    // What is in the cache has been rounded to f16.
+                    let rounded = |values: Vec<f32>| values.into_iter().map(|x| half::f16::from_f32(x).to_f32());
+                    key.splice(base..base + head_dim, rounded(harness.random(head_dim)));
+                    value.splice(base..base + head_dim, rounded(harness.random(head_dim)));
+                }
+            }
+        }
+        let query = harness.random(context_lens.len() * num_heads * head_dim).iter().map(|q| q * 4.0).collect();
+        Self { layout, query, key, value, block_tables, context_lens: context_lens.to_vec() }
+    }
+
+    pub fn view(&self) -> CacheView<'_> {
+        let KvLayout { num_kv_heads, head_dim, block_size, .. } = self.layout;
+        CacheView { key: &self.key, value: &self.value, num_kv_heads, head_dim, block_size }
+    }
+
+    pub fn scale(&self) -> f64 {
+        1.0 / (self.layout.head_dim as f64).sqrt()
+    }
+
+    pub fn cache_buffers(&self, harness: &Harness) -> [engine::kernels::GpuBuffer; 2] {
+        [&self.key, &self.value].map(|values| {
+            let halves: Vec<half::f16> = values.iter().map(|&x| half::f16::from_f32(x)).collect();
+            harness.upload(&halves)
+        })
+    }
+
+    /// Block tables as the kernels want them, and their stride.
+    pub fn padded_tables(&self) -> (Vec<u32>, usize) {
+        let stride = self.block_tables.iter().map(Vec::len).max().unwrap();
+        let mut padded = Vec::new();
+        for table in &self.block_tables {
+            padded.extend(table.iter().copied().chain(std::iter::repeat(u32::MAX)).take(stride));
+        }
+        (padded, stride)
+    }
+
+    /// (sequence, split) of every work item, and the bounds of each sequence's.
+    pub fn splits(&self, split: usize) -> (Vec<[u32; 2]>, Vec<usize>) {
+        let (mut splits, mut starts) = (Vec::new(), vec![0]);
+        for (sequence, len) in self.context_lens.iter().enumerate() {
+            splits.extend((0..len.div_ceil(split)).map(|index| [sequence as u32, index as u32]));
+            starts.push(splits.len());
+        }
+        (splits, starts)
+    }
+
+    pub fn reference(&self, split: usize) -> Vec<Partial> {
+        let tables: Vec<&[u32]> = self.block_tables.iter().map(Vec::as_slice).collect();
+        let bounds: Vec<(usize, usize, usize)> = self
+            .splits(split)
+            .0
+            .iter()
+            .map(|&[sequence, index]| {
+                let first = index as usize * split;
+                (sequence as usize, first, (first + split).min(self.context_lens[sequence as usize]))
+            })
+            .collect();
+        reference::paged_attention_decode(
+            &self.query,
+            self.view(),
+            &tables,
+            &bounds,
+            self.layout.num_heads,
+            self.scale(),
+        )
+    }
+
+    pub fn run(&self, harness: &mut Harness) -> Output {
+        let plan = harness.plans[0].clone();
+        let [key, value] = self.cache_buffers(harness);
+        let (tables, stride) = self.padded_tables();
+        let (splits, _) = self.splits(plan.split as usize);
+        let lens: Vec<u32> = self.context_lens.iter().map(|&len| len as u32).collect();
+        let (query, tables, lens) = (harness.upload(&self.query), harness.upload(&tables), harness.upload(&lens));
+        let items = harness.upload(&splits);
+        let out = harness.output(splits.len() * self.layout.num_heads * (self.layout.head_dim + 4));
+        paged_attention_decode(
+            &mut harness.encoder,
+            &plan,
+            &query,
+            &key,
+            &value,
+            &tables,
+            &lens,
+            &items,
+            &out.buffer,
+            &self.layout,
+            stride as u32,
+            splits.len() as u32,
+            0,
+        )
+        .unwrap();
+        harness.encoder.submit().unwrap();
+        out
+    }
+}
+
+pub fn test(harness: &mut Harness) {
+    let split = harness.plans[0].split as usize;
+    let edges = [1, 15, 16, 17, split - 1, split, split + 1, 3 * split + 5];
+    for heads in [[1, 1, 64], [4, 1, 64], [9, 3, 64], [8, 1, 128]] {
+        for poison in POISONS {
+            let case = Case::new(harness, heads, &edges, 5, poison);
+            let label = format!("paged_attention_decode {heads:?} poison {poison}");
+            let expected: Vec<f64> = case
+                .reference(split)
+                .into_iter()
+                .flat_map(|partial| [partial.weighted, vec![partial.maximum, partial.sum, 0.0, 0.0]].concat())
+                .collect();
+            let out = case.run(harness);
+            harness.compare(&label, &out, &expected, ATTENTION);
+            let again = case.run(harness);
+            harness.same_bits(&label, &out, &again);
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! A tiny random llama: two layers, 260 tokens (the 256 bytes and four control tokens), some hundred kB.
+
+use super::gguf_writer::{Meta, Stored, gguf, random, store, write};
+use engine::gguf::StorageType;
+use std::path::PathBuf;
+use tempfile::TempDir;
+
+pub const HIDDEN: usize = 64;
+pub const LAYERS: usize = 2;
+pub const VOCAB: usize = 260;
+pub const CONTEXT: u32 = 512;
+const HEADS: usize = 4;
+const KV_HEADS: usize = 2;
+const HEAD_DIM: usize = 16;
+const INNER: usize = 96;
+
+/// What a test may want different.
+pub struct Tiny {
+    pub storage: StorageType,
+    /// Puts a NaN into this tensor.
+    pub nan_in: Option<&'static str>,
+    pub architecture: &'static str,
+    /// Leaves this tensor out.
+    pub without: Option<&'static str>,
+    /// Adds a vector of this name, which no model reads.
+    pub extra: Option<&'static str>,
+    /// Gives this integer key another value.
+    pub number: Option<(&'static str, u32)>,
+    /// Gives this tensor another GGML type number.
+    pub type_of: Option<(&'static str, u32)>,
+}
+
+impl Default for Tiny {
+    fn default() -> Self {
+        Self {
+            storage: StorageType::Q4_1,
+            nan_in: None,
+            architecture: "llama",
+            without: None,
+            type_of: None,
+            extra: None,
+            number: None,
+        }
+    }
+}
+
+impl Tiny {
+    /// Writes the file; it lives as long as the directory.
+    pub fn write(&self) -> (TempDir, PathBuf) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("tiny.gguf");
+        write(&path, &self.bytes());
+        (directory, path)
+    }
+
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut tensors = self.tensors();
+        tensors.retain(|tensor| Some(tensor.name.as_str()) != self.without);
+        for tensor in &mut tensors {
+            if Some(tensor.name.as_str()) == self.nan_in {
+                tensor.bytes[..4].copy_from_slice(&f32::NAN.to_le_bytes());
+            }
+            if let Some((name, type_id)) = self.type_of
+                && tensor.name == name
+            {
+                tensor.type_id = type_id;
+            }
+        }
+        if let Some(name) = self.extra {
+            tensors.push(store(name, StorageType::F32, 1, HIDDEN, &[0.0; HIDDEN]));
+        }
+        let mut metadata = self.metadata();
+        if let Some((key, value)) = self.number {
+            metadata.retain(|(name, _)| *name != key);
+            metadata.push((key, Meta::U32(value)));
+        }
+        gguf(&metadata, &tensors)
+    }
+
+    fn metadata(&self) -> Vec<(&'static str, Meta)> {
+        vec![
+            ("general.architecture", Meta::Str(self.architecture)),
+            ("llama.block_count", Meta::U32(LAYERS as u32)),
+            ("llama.context_length", Meta::U32(CONTEXT)),
+            ("llama.embedding_length", Meta::U32(HIDDEN as u32)),
+            ("llama.feed_forward_length", Meta::U32(INNER as u32)),
+            ("llama.attention.head_count", Meta::U32(HEADS as u32)),
+            ("llama.attention.head_count_kv", Meta::U32(KV_HEADS as u32)),
+            ("llama.attention.layer_norm_rms_epsilon", Meta::F32(1e-5)),
+            ("llama.rope.freq_base", Meta::F32(10_000.0)),
+            ("tokenizer.ggml.model", Meta::Str("gpt2")),
+            ("tokenizer.ggml.pre", Meta::Str("gpt-2")),
+            ("tokenizer.ggml.tokens", Meta::Strings(tokens())),
+            ("tokenizer.ggml.token_type", Meta::I32s((0..VOCAB).map(|id| if id < 256 { 1 } else { 3 }).collect())),
+            ("tokenizer.ggml.merges", Meta::Strings(Vec::new())),
+            ("tokenizer.ggml.bos_token_id", Meta::U32(256)),
+            ("tokenizer.ggml.eos_token_id", Meta::U32(257)),
+            ("tokenizer.ggml.add_bos_token", Meta::Bool(false)),
+            (
+                "tokenizer.chat_template",
+                Meta::Str(
+                    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}",
+                ),
+            ),
+        ]
+    }
+
+    fn tensors(&self) -> Vec<Stored> {
+        let mut seed = 100;
+        let mut matrix = |name: String, rows: usize, columns: usize, gain: f32| {
+            seed += 1;
+            let values: Vec<f32> = random(rows * columns, seed).iter().map(|x| x * gain).collect();
+            store(&name, self.storage, rows, columns, &values)
+        };
+        let norm = |name: String| store(&name, StorageType::F32, 1, HIDDEN, &vec![1.0; HIDDEN]);
+        let (query, kv) = (HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM);
+        let mut all = vec![matrix("token_embd.weight".into(), VOCAB, HIDDEN, 1.0), norm("output_norm.weight".into())];
+        for layer in 0..LAYERS {
+            let name = |part: &str| format!("blk.{layer}.{part}.weight");
+            all.extend([
+                norm(name("attn_norm")),
+                matrix(name("attn_q"), query, HIDDEN, 0.5),
+                matrix(name("attn_k"), kv, HIDDEN, 0.5),
+                matrix(name("attn_v"), kv, HIDDEN, 0.3),
+                matrix(name("attn_output"), HIDDEN, query, 0.3),
+                norm(name("ffn_norm")),
+                matrix(name("ffn_gate"), INNER, HIDDEN, 0.3),
+                matrix(name("ffn_up"), INNER, HIDDEN, 0.3),
+                matrix(name("ffn_down"), HIDDEN, INNER, 0.3),
+            ]);
+        }
+        all.push(matrix("output.weight".into(), VOCAB, HIDDEN, 0.5));
+        all
+    }
+}
+
+/// The byte alphabet of GPT-2, then the control tokens.
+fn tokens() -> Vec<String> {
+    let mut next = 256u32;
+    let mut tokens: Vec<String> = (0..=255u8)
+        .map(|byte| {
+            let printable = matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+            let code = if printable {
+                u32::from(byte)
+            } else {
+                next += 1;
+                next - 1
+            };
+            char::from_u32(code).unwrap().to_string()
+        })
+        .collect();
+    tokens.extend(["<|bos|>", "<|eos|>", "<|a|>", "<|b|>"].map(str::to_owned));
+    tokens
+}
