@@ -10,11 +10,13 @@ use super::super::Write;
 use super::dot::{dot, dot_tile};
 use crate::gguf::{Tensor, dequantize_row};
 
-/// Rows and tokens of a tile: eight accumulators and two row vectors fit sixteen vector registers.
-const TILE_ROWS: usize = 2;
+/// Rows and tokens of a tile: twelve accumulators and three row vectors fit sixteen vector registers.
+const TILE_ROWS: usize = 3;
 const TILE_TOKENS: usize = 4;
-/// Rows in the scratch: each passage over the tokens, which come from the second-level cache, serves all of them.
-const SCRATCH_ROWS: usize = 8;
+/// Rows in the scratch, whole tiles: each passage over the tokens, which come from the second-level cache, serves all of them.
+const SCRATCH_ROWS: usize = 9;
+/// Tokens whose products are transposed together: a cache line of them.
+const TRANSPOSE_TOKENS: usize = 16;
 /// Tasks a thread: few, since a decode step has hundreds of small products, yet enough that the threads finish together.
 const TASKS_PER_THREAD: usize = 4;
 
@@ -43,9 +45,13 @@ pub(super) fn matmul(matrix: &Tensor, input: &[f32], output: &mut [f32], write: 
         output.iter_mut().zip(products).for_each(|(output, product)| store(output, product));
         return;
     }
-    output.par_chunks_exact_mut(matrix.rows).enumerate().for_each(|(token, output)| {
-        for (row, output) in output.iter_mut().enumerate() {
-            store(output, products[row * num_tokens + token]);
+    output.par_chunks_mut(TRANSPOSE_TOKENS * matrix.rows).enumerate().for_each(|(block, output)| {
+        let block_tokens = output.len() / matrix.rows;
+        for row in 0..matrix.rows {
+            let products = &products[row * num_tokens + block * TRANSPOSE_TOKENS..][..block_tokens];
+            for (token, &product) in products.iter().enumerate() {
+                store(&mut output[token * matrix.rows + row], product);
+            }
         }
     });
 }
@@ -95,16 +101,22 @@ fn tokens_times_rows<S: Simd>(
 ) {
     let num_tokens = tokens.len() / columns;
     let mut row = 0;
-    let mut pairs = rows.chunks_exact(TILE_ROWS * columns);
-    if num_tokens == TILE_TOKENS {
-        let tokens: [&[f32]; TILE_TOKENS] = std::array::from_fn(|token| &tokens[token * columns..][..columns]);
-        for pair in pairs.by_ref() {
-            let (first, second) = pair.split_at(columns);
-            for sums in dot_tile(simd, [first, second], tokens) {
+    for tile in rows.chunks_exact(TILE_ROWS * columns) {
+        let weights: [&[f32]; TILE_ROWS] = std::array::from_fn(|row| &tile[row * columns..][..columns]);
+        if num_tokens == TILE_TOKENS {
+            let tokens: [&[f32]; TILE_TOKENS] = std::array::from_fn(|token| &tokens[token * columns..][..columns]);
+            for sums in dot_tile(simd, weights, tokens) {
                 products[row * stride..][..TILE_TOKENS].copy_from_slice(&sums);
                 row += 1;
             }
+            continue;
         }
+        for (token, x) in tokens.chunks_exact(columns).enumerate() {
+            for (offset, [sum]) in dot_tile(simd, weights, [x]).into_iter().enumerate() {
+                products[(row + offset) * stride + token] = sum;
+            }
+        }
+        row += TILE_ROWS;
     }
     for weights in rows.chunks_exact(columns).skip(row) {
         for (token, x) in tokens.chunks_exact(columns).enumerate() {
