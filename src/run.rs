@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
-use engine::engine_loop::{EngineEvent, EngineState, RequestError};
+use engine::engine_loop::EngineState;
+use engine::event::{EngineEvent, RequestError};
 use engine::sampling_params::SamplingParams;
 use indicatif::{ProgressBar, ProgressStyle};
 use rustyline::DefaultEditor;

@@ -4,7 +4,8 @@
 mod support;
 
 use engine::batch::{ModelInput, Selected, Selection};
-use engine::engine::{Engine, Output};
+use engine::engine::Engine;
+use engine::event::{EngineEvent, RequestError};
 use engine::gguf::{GgufFile, StorageType};
 use engine::kernels::Activations;
 use engine::kv::{BLOCK_SIZE, BlockManager};
@@ -76,13 +77,13 @@ fn through_engine(runner: Box<dyn StepRunner>, path: &Path, prompts: &[Vec<u32>]
     }
     let mut tokens = vec![Vec::new(); prompts.len()];
     while !engine.scheduler().is_idle() {
-        for (id, output) in engine.step().unwrap() {
-            match output {
-                Output::Token { token_id, .. } => tokens[id.0 as usize].push(token_id),
-                Output::Finished { reason, num_generated, .. } => {
+        for (id, event) in engine.step().unwrap() {
+            match event {
+                EngineEvent::Token { token_id, .. } => tokens[id.0 as usize].push(token_id),
+                EngineEvent::Finished { reason, num_generated, .. } => {
                     assert_eq!((reason, num_generated), (FinishReason::Length, 12 + id.0 as usize));
                 }
-                Output::NotANumber => panic!("request {id:?} has a NaN"),
+                EngineEvent::Failed(error) => panic!("request {id:?}: {error}"),
             }
         }
     }
@@ -191,11 +192,11 @@ fn nan_fails_its_request(name: &str, runner: Box<dyn StepRunner>, path: &Path) {
     for (id, temperature) in [(0, 0.0), (1, 1.0)] {
         engine.add(RequestId(id), prompt(5, 1), SamplingParams { temperature, ..Default::default() });
     }
-    let outputs = engine.step().unwrap();
-    assert_eq!(outputs, vec![(RequestId(0), Output::NotANumber), (RequestId(1), Output::NotANumber)], "{name}");
+    let failed = |id| (RequestId(id), EngineEvent::Failed(RequestError::NotANumber));
+    assert_eq!(engine.step().unwrap(), vec![failed(0), failed(1)], "{name}");
     assert!(engine.scheduler().is_idle() && engine.scheduler().blocks().num_free_blocks() == 64, "{name}");
     engine.add(RequestId(2), prompt(5, 1), SamplingParams::default());
-    assert_eq!(engine.step().unwrap(), vec![(RequestId(2), Output::NotANumber)], "{name}: goes on");
+    assert_eq!(engine.step().unwrap(), vec![failed(2)], "{name}: goes on");
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::batch::ModelInput;
 use crate::detokenizer::Detokenizer;
+use crate::event::{EngineEvent, RequestError};
 use crate::model_runner::StepRunner;
 use crate::ops::DeviceError;
 use crate::sampler;
@@ -14,29 +15,6 @@ use crate::sampling_params::SamplingParams;
 use crate::scheduler::{Scheduled, Scheduler};
 use crate::sequence::{FinishReason, RequestId, Sequence};
 use crate::tokenizer::Tokenizer;
-
-/// What happened to a request in a step.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Output {
-    /// A token; `text` is what became certain with it, perhaps nothing.
-    Token {
-        /// New text.
-        text: String,
-        /// The token.
-        token_id: u32,
-    },
-    /// The answer is complete.
-    Finished {
-        /// Why.
-        reason: FinishReason,
-        /// Text that was held back.
-        text: String,
-        /// Tokens generated, the last one included.
-        num_generated: usize,
-    },
-    /// The logits hold a NaN: weights or the device are broken for this request.
-    NotANumber,
-}
 
 /// The engine's state.
 pub struct Engine {
@@ -79,7 +57,7 @@ impl Engine {
     ///
     /// # Errors
     /// When the device fails: all requests are lost.
-    pub fn step(&mut self) -> Result<Vec<(RequestId, Output)>, DeviceError> {
+    pub fn step(&mut self) -> Result<Vec<(RequestId, EngineEvent)>, DeviceError> {
         let batch = self.scheduler.schedule();
         if batch.is_empty() {
             return Ok(Vec::new());
@@ -87,7 +65,7 @@ impl Engine {
         let input = self.model_input(&batch);
         let selected = self.runner.run(&input)?;
         let mut selected = selected.into_iter();
-        let mut outputs = Vec::new();
+        let mut events = Vec::new();
         for scheduled in batch {
             let Some(sequence) = self.scheduler.sequence_mut(scheduled.id) else { continue };
             sequence.num_computed_tokens += scheduled.num_tokens;
@@ -97,14 +75,14 @@ impl Engine {
             let position = sequence.tokens.len();
             let token = selected.next().and_then(|selected| sampler::sample(&selected, &sequence.params, position));
             match token {
-                Some(token) => self.accept(scheduled.id, token, &mut outputs),
+                Some(token) => self.accept(scheduled.id, token, &mut events),
                 None => {
                     self.abort(scheduled.id);
-                    outputs.push((scheduled.id, Output::NotANumber));
+                    events.push((scheduled.id, EngineEvent::Failed(RequestError::NotANumber)));
                 }
             }
         }
-        Ok(outputs)
+        Ok(events)
     }
 
     fn model_input(&mut self, batch: &[Scheduled]) -> ModelInput {
@@ -125,7 +103,7 @@ impl Engine {
     }
 
     /// Appends a sampled token, decodes it, and ends the request where it must end.
-    fn accept(&mut self, id: RequestId, token: u32, outputs: &mut Vec<(RequestId, Output)>) {
+    fn accept(&mut self, id: RequestId, token: u32, events: &mut Vec<(RequestId, EngineEvent)>) {
         let tokenizer = Arc::clone(&self.tokenizer);
         let max_model_len = self.max_model_len;
         let Some(detokenizer) = self.detokenizers.get_mut(&id) else { return };
@@ -142,11 +120,11 @@ impl Engine {
         } else {
             is_full.then_some(FinishReason::Length)
         };
-        outputs.push((id, Output::Token { text, token_id: token }));
+        events.push((id, EngineEvent::Token { text, token_id: token }));
         if let Some(reason) = reason {
             let text = detokenizer.finish();
             self.abort(id);
-            outputs.push((id, Output::Finished { reason, text, num_generated }));
+            events.push((id, EngineEvent::Finished { reason, text, num_generated }));
         }
     }
 }

@@ -11,83 +11,16 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use tokio::sync::{mpsc, watch};
 
 use crate::config::EngineConfig;
-use crate::engine::{Engine, Output};
+use crate::engine::Engine;
 use crate::error::LoadError;
+use crate::event::{EngineEvent, RequestError};
 use crate::gguf::GgufFile;
 use crate::kv::{BLOCK_SIZE, BlockManager};
 use crate::model_runner::{self, Sizes};
 use crate::sampling_params::SamplingParams;
 use crate::scheduler::{Scheduler, SchedulerLimits};
-use crate::sequence::{FinishReason, RequestId};
+use crate::sequence::RequestId;
 use crate::tokenizer::Tokenizer;
-
-/// What a request's reader receives.
-#[derive(Clone, Debug, PartialEq)]
-pub enum EngineEvent {
-    /// A token and the text that became certain with it.
-    Token {
-        /// New text, perhaps empty.
-        text: String,
-        /// The token.
-        token_id: u32,
-    },
-    /// The last event of a complete answer.
-    Finished {
-        /// Why it ended.
-        reason: FinishReason,
-        /// Text that was held back.
-        text: String,
-        /// Tokens generated.
-        num_generated: usize,
-    },
-    /// The last event of a failed one.
-    Failed(RequestError),
-}
-
-/// Why a request is refused or fails.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RequestError {
-    /// No token to start from.
-    #[error("the prompt is empty")]
-    EmptyPrompt,
-    /// Prompt alone, or with `max_tokens`, is over the longest sequence.
-    #[error(
-        "this model's maximum context length is {max_model_len} tokens, the prompt has {prompt} and max_tokens asks for {max_tokens}"
-    )]
-    TooLong {
-        /// Tokens of the prompt.
-        prompt: usize,
-        /// Tokens to generate.
-        max_tokens: usize,
-        /// The limit on both.
-        max_model_len: usize,
-    },
-    /// An id outside the vocabulary.
-    #[error("token id {id} is outside the vocabulary of {vocab_size}")]
-    UnknownToken {
-        /// The id.
-        id: u32,
-        /// Tokens there are.
-        vocab_size: usize,
-    },
-    /// Too many wait.
-    #[error("{in_engine} requests are running or waiting, the limit is {limit}; try again later")]
-    QueueFull {
-        /// Requests in the engine.
-        in_engine: usize,
-        /// `--max-queue` and `--max-num-seqs` together.
-        limit: usize,
-    },
-    /// The model is not loaded yet.
-    #[error("the model is still loading")]
-    Loading,
-    /// The logits hold a NaN.
-    #[error("the model computed NaN for this request")]
-    NotANumber,
-    /// The device or the engine thread is gone.
-    #[error("the engine failed: {0}")]
-    EngineFailed(String),
-}
 
 /// Where the engine stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -253,7 +186,7 @@ impl EngineLoop<'_> {
             // Before the events, so that who sees an answer end sees its blocks free.
             self.publish();
             match stepped {
-                Ok(outputs) => outputs.into_iter().for_each(|(id, output)| self.deliver(id, output)),
+                Ok(events) => events.into_iter().for_each(|(id, event)| self.deliver(id, event)),
                 Err(error) => {
                     tracing::error!(%error, requests = self.readers.len(), "device failed");
                     state.send_replace(EngineState::Failed(error.to_string()));
@@ -293,21 +226,14 @@ impl EngineLoop<'_> {
             self.readers.remove(&id);
             self.engine.abort(id);
         }
-        self.publish();
     }
 
-    fn deliver(&mut self, id: RequestId, output: Output) {
+    fn deliver(&mut self, id: RequestId, event: EngineEvent) {
         let Some(reader) = self.readers.get(&id) else { return };
-        match output {
-            Output::Token { text, token_id } => send(reader, EngineEvent::Token { text, token_id }),
-            Output::Finished { reason, text, num_generated } => {
-                send(reader, EngineEvent::Finished { reason, text, num_generated });
-                self.readers.remove(&id);
-            }
-            Output::NotANumber => {
-                send(reader, EngineEvent::Failed(RequestError::NotANumber));
-                self.readers.remove(&id);
-            }
+        let is_last = event.is_last();
+        send(reader, event);
+        if is_last {
+            self.readers.remove(&id);
         }
     }
 

@@ -13,6 +13,7 @@ pub mod device;
 pub mod engine;
 pub mod engine_loop;
 pub mod error;
+pub mod event;
 pub mod gguf;
 pub mod kernels;
 pub mod kv;

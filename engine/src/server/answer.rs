@@ -3,7 +3,8 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::error::ApiError;
-use crate::engine_loop::{EngineEvent, Generation, RequestError};
+use crate::engine_loop::Generation;
+use crate::event::{EngineEvent, RequestError};
 
 /// Seconds since 1970, as OpenAI's `created`.
 pub(super) fn unix_time_s() -> u64 {

@@ -7,7 +7,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use protocol::openai::{ErrorBody, ErrorObject, ErrorType, FieldError};
 
-use crate::engine_loop::RequestError;
+use crate::event::RequestError;
 
 /// Seconds after which a refused client may try again.
 const RETRY_AFTER_S: &str = "1";

@@ -13,7 +13,8 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use super::error::ApiError;
-use crate::engine_loop::{EngineEvent, Generation, RequestError};
+use crate::engine_loop::Generation;
+use crate::event::{EngineEvent, RequestError};
 
 /// Proxies drop a connection that is silent for long; a long prefill is.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
