@@ -21,23 +21,23 @@ macro_rules! params {
 
 params! {
     /// embedding
-    Embedding { num_rows: u32, row_start: u32, num_blocks: u32, num_tokens: u32 }
+    Embedding { num_rows: u32, row_start: u32, num_blocks: u32; pad: u32 }
     /// rms_norm
     RmsNorm { width4: u32, epsilon: f32; pad: [u32; 2] }
     /// rotary_embedding
-    RotaryEmbedding { num_tokens: u32, num_heads: u32, head_dim: u32, num_pairs: u32, pair_stride: u32; pad: [u32; 3] }
+    RotaryEmbedding { num_heads: u32, head_dim: u32, num_pairs: u32, pair_stride: u32 }
     /// reshape_and_cache
-    ReshapeAndCache { num_tokens: u32, num_kv_heads: u32, head_dim8: u32; pad: u32 }
+    ReshapeAndCache { num_kv_heads: u32, head_dim8: u32; pad: [u32; 2] }
     /// paged_attention_decode: `num_items` splits
     PagedAttentionDecode { num_items: u32, num_heads: u32, num_kv_heads: u32, block_table_stride: u32, scale: f32; pad: [u32; 3] }
     /// paged_attention_reduce
-    PagedAttentionReduce { num_sequences: u32, num_heads: u32; pad: [u32; 2] }
-    /// paged_attention_prefill: `num_items` query tiles
-    PagedAttentionPrefill { num_items: u32, num_heads: u32, num_kv_heads: u32, block_table_stride: u32, scale: f32; pad: [u32; 3] }
+    PagedAttentionReduce { num_heads: u32; pad: [u32; 3] }
+    /// paged_attention_prefill
+    PagedAttentionPrefill { num_heads: u32, num_kv_heads: u32, block_table_stride: u32, scale: f32 }
     /// silu_and_mul
     SiluAndMul { count4: u32, row_width: u32; pad: [u32; 2] }
     /// gather_rows
-    GatherRows { num_rows: u32, width4: u32; pad: [u32; 2] }
+    GatherRows { width4: u32; pad: [u32; 3] }
     /// matmul
     Matmul { num_rows: u32, row_start: u32, num_blocks: u32, num_tokens: u32, output_stride: u32, accumulate: u32; pad: [u32; 2] }
     /// quantize_activations

@@ -7,7 +7,7 @@ struct Params {
     num_rows: u32,     // rows of this shard
     row_start: u32,    // first table row of this shard
     num_blocks: u32,   // blocks of 32 columns
-    num_tokens: u32,
+    pad0: u32,
 }
 
 @group(0) @binding(0) var<storage, read> weights: array<vec4<u32>>;

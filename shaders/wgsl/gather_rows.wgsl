@@ -1,10 +1,10 @@
 // output[i, :] = input[rows[i], :]: the rows of a step whose logits are wanted.
 
 struct Params {
-    num_rows: u32,
     width4: u32,       // columns / 4
     pad0: u32,
     pad1: u32,
+    pad2: u32,
 }
 
 @group(0) @binding(0) var<storage, read> input: array<vec4<f32>>;

@@ -5,14 +5,10 @@
 // whatever chunk it came in. tiles[i] = (sequence, first query of the tile within the sequence's chunk).
 
 struct Params {
-    num_tiles: u32,
     num_heads: u32,
     num_kv_heads: u32,
     block_table_stride: u32,
     scale: f32,
-    pad0: u32,
-    pad1: u32,
-    pad2: u32,
 }
 
 @group(0) @binding(0) var<storage, read> query: array<vec4<f32>>;

@@ -3,10 +3,10 @@
 // split_starts[s]..split_starts[s + 1] are the work items of sequence s, in order.
 
 struct Params {
-    num_sequences: u32,
     num_heads: u32,
     pad0: u32,
     pad1: u32,
+    pad2: u32,
 }
 
 @group(0) @binding(0) var<storage, read> partials: array<vec4<f32>>;

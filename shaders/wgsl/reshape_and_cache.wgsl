@@ -4,10 +4,10 @@
 // One invocation writes eight values (one vec4<u32>) of one head of one token, of both K and V.
 
 struct Params {
-    num_tokens: u32,
     num_kv_heads: u32,
     head_dim8: u32,    // head_dim / 8
     pad0: u32,
+    pad1: u32,
 }
 
 @group(0) @binding(0) var<storage, read> key: array<vec4<f32>>;

@@ -5,14 +5,10 @@
 // with pair_stride = num_pairs it is the two halves (x[i], x[i + num_pairs]), the order of Hugging Face.
 
 struct Params {
-    num_tokens: u32,
     num_heads: u32,
     head_dim: u32,
     num_pairs: u32,
     pair_stride: u32,
-    pad0: u32,
-    pad1: u32,
-    pad2: u32,
 }
 
 @group(0) @binding(0) var<storage, read> rotations: array<vec2<f32>>;

@@ -23,7 +23,12 @@ pub fn embedding(
     let kernel = encoder.kernel(&Variant::new(&EMBEDDING, &values))?;
     let num_blocks = table.num_blocks();
     for shard in &table.shards {
-        let params = params::Embedding { num_rows: shard.num_rows, row_start: shard.row_start, num_blocks, num_tokens };
+        let params = params::Embedding {
+            num_rows: shard.num_rows,
+            row_start: shard.row_start,
+            num_blocks,
+            ..Default::default()
+        };
         let grid = [num_blocks.div_ceil(plan.workgroup_size), num_tokens, 1];
         let work = u64::from(num_tokens) * table.columns as u64;
         encoder.dispatch(&kernel, &[&shard.weights, &shard.scales, token_ids, output], &params, grid, work)?;

@@ -20,7 +20,7 @@ pub fn gather_rows(
 ) -> Result<(), DeviceError> {
     assert!(width.is_multiple_of(4) && u64::from(width) * u64::from(num_rows) * 4 <= output.size);
     let kernel = encoder.kernel(&plan.elementwise(&GATHER_ROWS))?;
-    let params = params::GatherRows { num_rows, width4: width / 4, ..Default::default() };
+    let params = params::GatherRows { width4: width / 4, ..Default::default() };
     let grid = [(width / 4).div_ceil(plan.workgroup_size), num_rows, 1];
     encoder.dispatch(&kernel, &[input, rows, output], &params, grid, u64::from(width) * u64::from(num_rows))
 }

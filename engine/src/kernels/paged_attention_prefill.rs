@@ -36,12 +36,10 @@ pub fn paged_attention_prefill(
     ];
     let kernel = encoder.kernel(&Variant::new(&PAGED_ATTENTION_PREFILL, &values))?;
     let params = params::PagedAttentionPrefill {
-        num_items: num_tiles,
         num_heads,
         num_kv_heads: layout.num_kv_heads as u32,
         block_table_stride,
         scale: 1.0 / (layout.head_dim as f32).sqrt(),
-        ..Default::default()
     };
     let buffers = [query, key_cache, value_cache, block_tables, chunks, tiles, output];
     let work = pairs * u64::from(num_heads * head_dim) * 2;

@@ -23,7 +23,7 @@ pub fn paged_attention_reduce(
     assert!(u64::from(num_sequences * num_heads * head_dim) * 4 <= output.size);
     let values = [("HEAD_DIM", Value::Number(head_dim)), ("WORKGROUP_SIZE", Value::Number(plan.workgroup_size))];
     let kernel = encoder.kernel(&Variant::new(&PAGED_ATTENTION_REDUCE, &values))?;
-    let params = params::PagedAttentionReduce { num_sequences, num_heads, ..Default::default() };
+    let params = params::PagedAttentionReduce { num_heads, ..Default::default() };
     let grid = [(num_heads * head_dim / 4).div_ceil(plan.workgroup_size), num_sequences, 1];
     let work = u64::from(num_sequences * num_heads * head_dim) * 8;
     encoder.dispatch(&kernel, &[partials, split_starts, output], &params, grid, work)

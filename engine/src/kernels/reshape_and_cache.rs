@@ -27,7 +27,7 @@ pub fn reshape_and_cache(
     assert!(u64::from(num_tokens) * 4 <= slot_mapping.size && layout.layer_bytes() <= key_cache.size);
     let values = [("BLOCK_SIZE", Plan::block_size()), ("WORKGROUP_SIZE", Value::Number(plan.workgroup_size))];
     let kernel = encoder.kernel(&Variant::new(&RESHAPE_AND_CACHE, &values))?;
-    let params = params::ReshapeAndCache { num_tokens, num_kv_heads, head_dim8, ..Default::default() };
+    let params = params::ReshapeAndCache { num_kv_heads, head_dim8, ..Default::default() };
     let grid = [(num_kv_heads * head_dim8).div_ceil(plan.workgroup_size), num_tokens, 1];
     let work = u64::from(num_tokens) * u64::from(num_kv_heads * head_dim8) * 16;
     encoder.dispatch(&kernel, &[key, value, slot_mapping, key_cache, value_cache], &params, grid, work)

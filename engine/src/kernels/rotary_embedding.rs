@@ -25,8 +25,7 @@ pub fn rotary_embedding(
     assert!(2 * num_pairs <= head_dim && (pair_stride == 1 || pair_stride == num_pairs));
     assert!(u64::from(num_tokens) * u64::from(num_heads * head_dim) * 4 <= values.size);
     let kernel = encoder.kernel(&plan.elementwise(&ROTARY_EMBEDDING))?;
-    let params =
-        params::RotaryEmbedding { num_tokens, num_heads, head_dim, num_pairs, pair_stride, ..Default::default() };
+    let params = params::RotaryEmbedding { num_heads, head_dim, num_pairs, pair_stride };
     let grid = [(num_heads * num_pairs).div_ceil(plan.workgroup_size), num_tokens, 1];
     let work = u64::from(num_tokens) * u64::from(num_heads * num_pairs) * 4;
     encoder.dispatch(&kernel, &[rotations, values], &params, grid, work)
