@@ -21,6 +21,9 @@ fn print_device(info: &DeviceInfo, is_auto: bool) {
     if !info.driver.is_empty() {
         println!("    driver     {}", info.driver);
     }
+    if let Some(memory) = info.memory_bytes {
+        println!("    memory     {}", indicatif::BinaryBytes(memory));
+    }
     if let (Some(buffer), Some(binding)) = (info.max_buffer_bytes, info.max_binding_bytes) {
         println!(
             "    limits     {} a buffer, {} a binding",

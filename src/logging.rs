@@ -1,20 +1,60 @@
-//! Logs: to standard error, filtered by `PAGODA_LOG` (`info` where unset), as text or JSON.
+//! Logs and traces. Logs go to standard error, filtered by `PAGODA_LOG` (`info` where unset), as text or JSON; spans of
+//! requests go to an OTLP collector where one is named. Neither holds text of prompts or answers.
 
 use std::io::IsTerminal;
 
-use tracing_subscriber::EnvFilter;
+use anyhow::{Context, Result};
+use opentelemetry::KeyValue;
+use opentelemetry::trace::TracerProvider;
+use opentelemetry_otlp::{SpanExporter, WithExportConfig};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::propagation::TraceContextPropagator;
+use opentelemetry_sdk::trace::SdkTracerProvider;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer};
 
 use crate::settings::LogFormat;
 
+/// Sends what is left of the traces when dropped.
+pub struct Telemetry(Option<SdkTracerProvider>);
+
+impl Drop for Telemetry {
+    fn drop(&mut self) {
+        if let Some(Err(error)) = self.0.as_ref().map(SdkTracerProvider::shutdown) {
+            tracing::warn!(%error, "the last traces were not sent");
+        }
+    }
+}
+
 /// Installs the subscriber. `quiet` shows warnings only: for the terminal chat.
-pub fn start(format: LogFormat, quiet: bool) {
+///
+/// # Errors
+/// When the collector's address is none.
+pub fn start(format: LogFormat, quiet: bool, otlp_endpoint: Option<&str>) -> Result<Telemetry> {
     let default =
         if quiet { "warn" } else { "info,wgpu_core=warn,wgpu_hal=warn,naga=warn,cubecl_wgpu=warn,cubecl_runtime=warn" };
     let filter = EnvFilter::try_from_env("PAGODA_LOG").unwrap_or_else(|_| EnvFilter::new(default));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    let builder = builder.with_ansi(std::io::stderr().is_terminal());
-    match format {
-        LogFormat::Text => builder.init(),
-        LogFormat::Json => builder.json().init(),
-    }
+    let logs = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let logs = logs.with_ansi(std::io::stderr().is_terminal());
+    let logs = match format {
+        LogFormat::Text => logs.with_filter(filter).boxed(),
+        LogFormat::Json => logs.json().with_filter(filter).boxed(),
+    };
+    let provider = otlp_endpoint.map(provider).transpose().context("--otlp-traces-endpoint")?;
+    let traces = provider.as_ref().map(|provider| {
+        // Our own spans: an exporter that traced its own requests would never end.
+        let ours = Targets::new().with_target("engine", LevelFilter::INFO).with_target("pagoda", LevelFilter::INFO);
+        tracing_opentelemetry::layer().with_tracer(provider.tracer("pagoda")).with_filter(ours)
+    });
+    tracing_subscriber::registry().with(logs).with(traces).init();
+    Ok(Telemetry(provider))
+}
+
+fn provider(endpoint: &str) -> Result<SdkTracerProvider> {
+    opentelemetry::global::set_text_map_propagator(TraceContextPropagator::new());
+    let exporter = SpanExporter::builder().with_http().with_endpoint(endpoint).build()?;
+    let resource = Resource::builder().with_attribute(KeyValue::new("service.name", "pagoda")).build();
+    Ok(SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource).build())
 }

@@ -30,7 +30,7 @@ enum Command {
     /// Answer one prompt, or chat, in the terminal.
     Run(run::RunArgs),
     /// Serve the OpenAI API over HTTP.
-    Serve(serve::ServeArgs),
+    Serve(Box<serve::ServeArgs>),
     /// List the devices that can run models, and what `auto` takes.
     Devices,
     /// Fetch the default model and print its path.
@@ -44,7 +44,7 @@ fn main() -> ExitCode {
     };
     let result = match cli.command {
         Command::Run(args) => run::run(args),
-        Command::Serve(args) => serve::serve(args),
+        Command::Serve(args) => serve::serve(*args),
         Command::Devices => devices::devices(),
         Command::Pull => pull::pull(),
     };

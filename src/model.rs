@@ -7,6 +7,7 @@ use anyhow::Result;
 use engine::chat_template::ChatTemplate;
 use engine::engine_loop::{self, EngineHandle};
 use engine::gguf::GgufFile;
+use engine::sim::SimProfile;
 use engine::tokenizer::Tokenizer;
 
 use crate::pull;
@@ -20,12 +21,15 @@ pub struct StartedModel {
     pub tokenizer: Arc<Tokenizer>,
     /// Its chat template, if the file has one.
     pub chat_template: Option<ChatTemplate>,
-    /// The file's stem: the name it is served under.
-    pub name: String,
+    /// The names that it is served under; the first is reported.
+    pub names: Vec<String>,
 }
 
-/// Opens the settings' model (fetching the default one) and starts its engine.
+/// Opens the settings' model (fetching the default one) and starts its engine, or that of a simulated device.
 pub fn start(settings: &Settings) -> Result<StartedModel> {
+    if let Some(profile) = settings.device.strip_prefix("sim:") {
+        return start_sim(settings, SimProfile::load(profile)?);
+    }
     let path = match &settings.model {
         Some(path) => path.clone(),
         None => pull::default_model()?,
@@ -33,8 +37,32 @@ pub fn start(settings: &Settings) -> Result<StartedModel> {
     let file = GgufFile::open(&path)?;
     let tokenizer = Arc::new(Tokenizer::from_gguf(&file)?);
     let chat_template = ChatTemplate::from_gguf(&file, &tokenizer)?;
-    let engine = engine_loop::spawn(settings.engine(path.clone())?, file, Arc::clone(&tokenizer))?;
-    Ok(StartedModel { engine, tokenizer, chat_template, name: served_name(&path) })
+    let names = names(settings, served_name(&path));
+    let config = settings.engine(path, &names[0])?;
+    let engine = engine_loop::spawn(config, file, Arc::clone(&tokenizer))?;
+    Ok(StartedModel { engine, tokenizer, chat_template, names })
+}
+
+fn start_sim(settings: &Settings, profile: SimProfile) -> Result<StartedModel> {
+    let (tokenizer, chat_template) = match &profile.model {
+        None => (Tokenizer::bytes4(), Some(ChatTemplate::plain()?)),
+        Some(path) => {
+            let file = GgufFile::open(path)?;
+            let tokenizer = Tokenizer::from_gguf(&file)?;
+            let chat_template = ChatTemplate::from_gguf(&file, &tokenizer)?;
+            (tokenizer, chat_template)
+        }
+    };
+    let tokenizer = Arc::new(tokenizer);
+    let names = names(settings, profile.name.clone());
+    let config = settings.engine(PathBuf::new(), &names[0])?;
+    let engine = engine_loop::spawn_sim(&config, profile, Arc::clone(&tokenizer))?;
+    Ok(StartedModel { engine, tokenizer, chat_template, names })
+}
+
+/// The names that were asked for, else the model's own.
+fn names(settings: &Settings, own: String) -> Vec<String> {
+    if settings.served_model_name.is_empty() { vec![own] } else { settings.served_model_name.clone() }
 }
 
 /// `SmolLM2-135M-Instruct.Q4_1.gguf` is served as `SmolLM2-135M-Instruct`: the storage type is no part of the name.

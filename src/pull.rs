@@ -71,7 +71,7 @@ fn fetch() -> Result<PathBuf> {
 }
 
 /// `PAGODA_MODELS`, else `~/.cache/pagoda/models`.
-fn cache_directory() -> Result<PathBuf> {
+pub fn cache_directory() -> Result<PathBuf> {
     if let Some(directory) = std::env::var_os("PAGODA_MODELS") {
         return Ok(PathBuf::from(directory));
     }

@@ -9,6 +9,7 @@ use clap::Args;
 use engine::engine_loop::EngineState;
 use engine::event::{EngineEvent, RequestError};
 use engine::sampling_params::SamplingParams;
+use engine::sequence::EngineRequest;
 use indicatif::{ProgressBar, ProgressStyle};
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
@@ -47,12 +48,12 @@ pub fn run(args: RunArgs) -> Result<ExitCode> {
     if !(args.temperature >= 0.0 && args.top_p > 0.0 && args.top_p <= 1.0) {
         bail!("--temperature must be at least 0 and --top-p above 0, at most 1");
     }
-    logging::start(LogFormat::Text, true);
+    let _telemetry = logging::start(LogFormat::Text, true, None)?;
     let settings = Settings::load(&args.engine, &ServerFlags::default())?;
     let started = model::start(&settings)?;
     let device = wait_until_loaded(&started)?;
     let mut chat = Chat { started, messages: Vec::new(), args };
-    eprintln!("{} on {device}", chat.started.name);
+    eprintln!("{} on {device}", chat.started.names[0]);
     if let Some(system) = &chat.args.system {
         chat.messages.push(json!({ "role": "system", "content": system }));
     }
@@ -131,12 +132,13 @@ impl Chat {
             ..Default::default()
         };
         let started_at = Instant::now();
-        let mut generation = self.started.engine.generate(prompt, params)?;
-        let mut first_at = None;
+        let mut generation = self.started.engine.generate(EngineRequest { prompt, params, ..Default::default() })?;
+        let (mut first_at, mut cached_tokens) = (None, 0);
         let mut answer = String::new();
         let mut out = std::io::stdout().lock();
         while let Some(event) = generation.blocking_next() {
             match event {
+                EngineEvent::Prompt { num_cached_tokens, .. } => cached_tokens = num_cached_tokens,
                 EngineEvent::Token { text, .. } => {
                     first_at.get_or_insert_with(Instant::now);
                     answer.push_str(&text);
@@ -146,7 +148,7 @@ impl Chat {
                 EngineEvent::Finished { text, num_generated, .. } => {
                     answer.push_str(&text);
                     writeln!(out, "{text}")?;
-                    report(prompt_tokens, num_generated, started_at, first_at);
+                    report((prompt_tokens, cached_tokens), num_generated, started_at, first_at);
                 }
                 EngineEvent::Failed(error @ RequestError::EngineFailed(_)) => {
                     eprintln!("error: {error}");
@@ -169,11 +171,19 @@ impl Chat {
     }
 }
 
-fn report(prompt_tokens: usize, num_generated: usize, started_at: Instant, first_at: Option<Instant>) {
+fn report(
+    (prompt_tokens, cached): (usize, usize),
+    num_generated: usize,
+    started_at: Instant,
+    first_at: Option<Instant>,
+) {
     let Some(first_at) = first_at else { return };
     let prefill_s = (first_at - started_at).as_secs_f64();
     let decode_s = first_at.elapsed().as_secs_f64();
-    let prefill = prompt_tokens as f64 / prefill_s.max(1e-9);
+    let prefill = (prompt_tokens - cached) as f64 / prefill_s.max(1e-9);
     let decode = num_generated.saturating_sub(1) as f64 / decode_s.max(1e-9);
-    eprintln!("[prompt {prompt_tokens} tokens, {prefill:.1} tok/s; answer {num_generated} tokens, {decode:.1} tok/s]");
+    let cached = if cached > 0 { format!(" ({cached} cached)") } else { String::new() };
+    eprintln!(
+        "[prompt {prompt_tokens} tokens{cached}, {prefill:.1} tok/s; answer {num_generated} tokens, {decode:.1} tok/s]"
+    );
 }

@@ -4,12 +4,13 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use engine::engine_loop::{EngineHandle, EngineState};
-use engine::server::{self, Server, ServerConfig};
+use engine::server::{self, ConnectionLimits, Server};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
+use tokio_rustls::TlsAcceptor;
 
 use crate::model::{self, StartedModel};
 use crate::settings::{EngineFlags, ServerFlags, Settings};
@@ -30,7 +31,7 @@ const FAILURE_GRACE: Duration = Duration::from_secs(1);
 /// Serves until told to stop.
 pub fn serve(args: ServeArgs) -> Result<ExitCode> {
     let settings = Settings::load(&args.engine, &args.server)?;
-    logging::start(settings.log_format, false);
+    let _telemetry = logging::start(settings.log_format, false, settings.otlp_traces_endpoint.as_deref())?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
     let code = runtime.block_on(run(&settings));
     // A stream that outlived the shutdown timeout is cut here.
@@ -38,26 +39,45 @@ pub fn serve(args: ServeArgs) -> Result<ExitCode> {
     code
 }
 
-async fn run(settings: &Settings) -> Result<ExitCode> {
+/// The two doors: clients come by one, the cluster by the other.
+struct Listeners {
+    public: TcpListener,
+    internal: TcpListener,
+    cluster_token: Option<String>,
+    tls: Option<TlsAcceptor>,
+}
+
+async fn listen(settings: &Settings) -> Result<Listeners> {
     let address = format!("{}:{}", settings.host, settings.port);
-    let listener = TcpListener::bind(&address).await.with_context(|| format!("listening on {address}"))?;
-    let StartedModel { engine, tokenizer, chat_template, name } = model::start(settings)?;
-    let names = if settings.served_model_name.is_empty() { vec![name] } else { settings.served_model_name.clone() };
-    let config = ServerConfig {
-        served_model_names: names,
-        allowed_origins: settings.allowed_origins.clone(),
-        max_body_bytes: settings.max_body_bytes()?,
+    let public = TcpListener::bind(&address).await.with_context(|| format!("listening on {address}"))?;
+    let address = settings.internal_address();
+    let internal = TcpListener::bind(&address)
+        .await
+        .with_context(|| format!("listening on {address} for the cluster; name another with --internal-listen"))?;
+    let cluster_token = settings.cluster_token(internal.local_addr()?)?;
+    let tls = match (&settings.ssl_certfile, &settings.ssl_keyfile) {
+        (Some(certificates), Some(key)) => Some(server::acceptor(certificates, key).map_err(|error| anyhow!(error))?),
+        (None, None) => None,
+        _ => bail!("--ssl-certfile and --ssl-keyfile are given together or not at all"),
     };
-    let server = Server::new(engine.clone(), tokenizer, chat_template, config);
+    Ok(Listeners { public, internal, cluster_token, tls })
+}
+
+async fn run(settings: &Settings) -> Result<ExitCode> {
+    let Listeners { public, internal, cluster_token, tls } = listen(settings).await?;
+    let StartedModel { engine, tokenizer, chat_template, names } = model::start(settings)?;
+    let server = Server::new(engine.clone(), tokenizer, chat_template, settings.server(names)?);
     let router = server::router(Arc::clone(&server)).map_err(|error| anyhow!(error)).context("--allowed-origins")?;
-    tracing::info!(address = %listener.local_addr()?, "listening");
+    let internal_router = server::internal_router(Arc::clone(&server), cluster_token.as_deref());
+    tracing::info!(address = %public.local_addr()?, tls = tls.is_some(), "listening");
+    tracing::info!(internal = %internal.local_addr()?, "listening for the cluster");
     let (stop_sender, stop) = watch::channel(false);
-    let serving =
-        tokio::spawn(async move { axum::serve(listener, router).with_graceful_shutdown(stopped(stop)).await });
+    let limits = ConnectionLimits::default();
+    let serving = tokio::spawn(server::serve(public, router, tls, limits, stop.clone()));
+    let internal_serving = tokio::spawn(server::serve(internal, internal_router, None, limits, stop));
     let code = tokio::select! {
         code = engine_ended(engine) => code?,
         () = told_to_stop() => {
-            server.drain();
             tracing::info!(timeout_s = settings.shutdown_timeout, "stopping: running streams may finish");
             ExitCode::SUCCESS
         }
@@ -66,15 +86,11 @@ async fn run(settings: &Settings) -> Result<ExitCode> {
     stop_sender.send_replace(true);
     let grace = if code == ExitCode::SUCCESS { Duration::from_secs(settings.shutdown_timeout) } else { FAILURE_GRACE };
     match tokio::time::timeout(grace, serving).await {
-        Ok(served) => served.context("the server's task")?.context("serving")?,
+        Ok(served) => served.context("the server's task")?,
         Err(_) => tracing::warn!(grace_s = grace.as_secs(), "streams were still running and are cut"),
     }
+    internal_serving.abort();
     Ok(code)
-}
-
-async fn stopped(mut stop: watch::Receiver<bool>) {
-    // The sender lives as long as the server; its loss means stop as well.
-    drop(stop.wait_for(|stop| *stop).await);
 }
 
 /// Waits for the engine to fail, reporting when it is ready on the way.

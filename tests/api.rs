@@ -23,6 +23,18 @@ fn slow_server(flags: &[&str]) -> Server {
     Server::start(&support::default_model(), &[&["--device", "cpu", "--kv-cache-memory", "64MiB"], flags].concat())
 }
 
+/// A simulated device: the laptop's profile with `changes`, and these faults.
+fn sim_profile(changes: &str, faults: &str) -> (TempDir, String) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("test.toml");
+    let text = format!(
+        "name = 'test'\nstep_ms = 0.0\n{changes}\ndecode_ms_per_sequence = 0.0\nprefill_ms_per_token = 0.0\n\
+         kv_blocks = 256\nmax_model_len = 4096\nkv_bytes_per_token = 1\ntransfer_gb_per_s = 1.0\n[faults]\n{faults}\n"
+    );
+    std::fs::write(&path, text).unwrap();
+    (directory, path.to_str().unwrap().to_owned())
+}
+
 fn chat(fields: Value) -> Value {
     let mut body = json!({ "messages": [{ "role": "user", "content": "Hello" }], "max_tokens": 8, "temperature": 0 });
     body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
@@ -37,13 +49,17 @@ fn whole_and_streamed_answers_are_the_same() {
     assert_eq!(whole["model"], "tiny");
     assert_eq!(whole["choices"][0]["finish_reason"], "length");
     // "<user>Hello<assistant>" in bytes.
-    assert_eq!(whole["usage"], json!({ "prompt_tokens": 22, "completion_tokens": 8, "total_tokens": 30 }));
+    let usage = |cached: u64| {
+        let details = json!({ "cached_tokens": cached });
+        json!({ "prompt_tokens": 22, "completion_tokens": 8, "total_tokens": 30, "prompt_tokens_details": details })
+    };
+    assert_eq!(whole["usage"], usage(0));
     let options = json!({ "ignore_eos": true, "stream": true, "stream_options": { "include_usage": true } });
     let (chunks, done) = events(&server.post("/v1/chat/completions", &chat(options)).body);
     assert!(done);
     assert_eq!(chunks[0]["choices"][0]["delta"], json!({ "role": "assistant", "content": "" }));
     let last = &chunks[chunks.len() - 1];
-    assert_eq!((&last["choices"], &last["usage"]), (&json!([]), &whole["usage"]));
+    assert_eq!((&last["choices"], &last["usage"]), (&json!([]), &usage(16)), "the prompt is in the cache");
     let text: String = chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
     assert_eq!(text, whole["choices"][0]["message"]["content"].as_str().unwrap());
     assert!(chunks.iter().all(|chunk| chunk["id"] == chunks[0]["id"]));
@@ -123,7 +139,10 @@ fn every_bad_request_gets_openai_s_error_object() {
         json!("messages"),
         null.clone(),
     );
-    check(400, chat_path, &chat(json!({ "n": 3 })).to_string(), &["3", "not supported"], json!("n"), null.clone());
+    let logprobs = chat(json!({ "logprobs": true, "top_logprobs": 21 })).to_string();
+    check(400, chat_path, &logprobs, &["asks for 21", "at most 20"], json!("logprobs"), null.clone());
+    let bias = chat(json!({ "logit_bias": { "9999": 1 } })).to_string();
+    check(400, chat_path, &bias, &["9999", "outside the vocabulary"], json!("logit_bias"), null.clone());
     check(
         404,
         chat_path,
@@ -331,24 +350,15 @@ fn broken_kernel(kernel: &str) -> (TempDir, PathBuf) {
 }
 
 #[test]
-fn a_kernel_that_fails_under_way_is_an_error_event_and_exit_70() {
-    let Some(device) = support::software_vulkan() else { return };
-    let (_directory, model) = Tiny::default().write();
-    // `top_k` is compiled when the first request needs it, so the server becomes ready before it fails.
-    let (_kernels, kernels) = broken_kernel("top_k");
-    let mut server = Server::start_with(&model, &["--device", &device, "--kv-cache-memory", "8MiB"], |command| {
-        command.env("PAGODA_SHADER_DIR", &kernels);
-    });
-    server.wait_for("ready", || server.get("/ready").status == 200);
-    let long = chat(json!({ "max_tokens": 450, "ignore_eos": true, "stream": true })).to_string();
-    let mut running = server.send("POST", "/v1/chat/completions", "", &long);
-    running.read_exact(&mut [0; 400]).unwrap();
-    let failing = chat(json!({ "temperature": 1, "top_k": 5, "stream": true })).to_string();
-    let mut failing = server.send("POST", "/v1/chat/completions", "", &failing);
-    for stream in [&mut running, &mut failing] {
+fn a_device_that_fails_under_way_is_an_error_event_and_exit_70() {
+    let (_directory, profile) = sim_profile("decode_ms = 5.0", "die_after_tokens = 60");
+    let mut server = Server::start_sim(&profile, &[]);
+    let body = chat(json!({ "max_tokens": 450, "stream": true })).to_string();
+    let mut streams = [0, 1].map(|_| server.send("POST", "/v1/chat/completions", "", &body));
+    for stream in &mut streams {
         let mut rest = String::new();
         drop(stream.read_to_string(&mut rest));
-        assert!(rest.contains("\"error\"") && rest.contains("top_k"), "no error event: {rest}");
+        assert!(rest.contains("\"error\"") && rest.contains("simulated, after 60 tokens"), "no error event: {rest}");
         assert!(!rest.contains("[DONE]"), "{rest}");
     }
     assert_eq!(server.wait().code(), Some(70), "{}", server.log.lock().unwrap());
@@ -379,5 +389,5 @@ fn the_openai_client_is_served() {
         .unwrap();
     let (out, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{out}\n{error}");
-    assert!(out.contains("9 checks passed"), "{out}");
+    assert!(out.contains("10 checks passed"), "{out}");
 }

@@ -3,7 +3,7 @@
 mod support;
 
 use burn::tensor::{Device, Tensor, TensorData, activation};
-use engine::batch::{ModelInput, Selected, Selection};
+use engine::batch::{Choice, ModelInput, Selected, Selection};
 use engine::gguf::{StorageType, Tensor as Stored};
 use engine::kv::{BLOCK_SIZE, KvLayout};
 use engine::ops::cpu::{Buffer, CpuOps};
@@ -29,7 +29,8 @@ fn begin(ops: &mut CpuOps, rows: usize) {
     let mut input = ModelInput::default();
     let blocks: Vec<u32> = (0..rows.div_ceil(BLOCK_SIZE) as u32).collect();
     let tokens: Vec<u32> = (0..rows as u32).map(|i| i * 7 % 50).collect();
-    input.push(&tokens, 0, &blocks, BLOCK_SIZE, Some(Selection::Argmax));
+    input.push(&tokens, 0, &blocks, BLOCK_SIZE);
+    input.select_last(Choice::Greedy);
     ops.begin(&input).unwrap();
 }
 
@@ -128,27 +129,27 @@ fn selections_match_their_references() {
     values[4 * width + 77] = f32::NAN;
     let mut ops = ops(layout(1, 1, HEAD_DIM, 16));
     for k in [1, 40, width] {
-        for selection in [Selection::Argmax, Selection::TopK(k)] {
-            let mut input = ModelInput::default();
-            for row in 0..5 {
-                input.push(&[1], 0, &[row], BLOCK_SIZE, Some(selection));
-            }
-            ops.begin(&input).unwrap();
-            let hidden = buffer(&mut ops, 5, width, &values);
-            let mut logits = ops.buffer(5, width).unwrap();
-            ops.gather_rows(&hidden, &mut logits).unwrap();
-            let got = ops.select(&logits).unwrap();
-            let expected: Vec<Selected> = match selection {
-                Selection::Argmax => reference::argmax(&values, width)
-                    .into_iter()
-                    .map(|best| best.map_or(Selected::NotANumber, |(index, _)| Selected::Token(index)))
-                    .collect(),
-                _ => reference::top_k(&values, width, k)
-                    .into_iter()
-                    .map(|top| top.map_or(Selected::NotANumber, Selected::TopK))
-                    .collect(),
+        let mut input = ModelInput::default();
+        for row in 0..5 {
+            input.push(&[1], 0, &[row], BLOCK_SIZE);
+            let selection = Selection::plain(row as usize, Choice::Greedy);
+            input.selections.push(Selection { num_logprobs: Some(k), ..selection });
+        }
+        ops.begin(&input).unwrap();
+        let hidden = buffer(&mut ops, 5, width, &values);
+        let mut logits = ops.buffer(5, width).unwrap();
+        ops.gather_rows(&hidden, &mut logits).unwrap();
+        let got = ops.select(&logits).unwrap();
+        let best = reference::argmax(&values, width);
+        let top = reference::top_k(&values, width, k);
+        for (row, ((got, best), top)) in got.into_iter().zip(best).zip(top).enumerate() {
+            let (Some((best, _)), Some(top)) = (best, top) else {
+                assert_eq!(got, Selected::NotANumber, "row {row}");
+                continue;
             };
-            assert_eq!(got, expected, "{selection:?}");
+            let Selected::Token(token, Some(logprob)) = got else { panic!("row {row}: {got:?}") };
+            let tokens = |pairs: &[(u32, f32)]| pairs.iter().map(|(token, _)| *token).collect::<Vec<_>>();
+            assert_eq!((token, logprob.rank, tokens(&logprob.top)), (best, 1, tokens(&top)), "row {row}");
         }
     }
 }
@@ -221,7 +222,7 @@ fn attention_case([num_heads, num_kv_heads, head_dim]: [usize; 3], cached: usize
 
 fn write_tokens(ops: &mut CpuOps, table: &[u32], start: usize, count: usize, key: &[f32], value: &[f32]) {
     let mut input = ModelInput::default();
-    input.push(&vec![0; count], start, table, BLOCK_SIZE, None);
+    input.push(&vec![0; count], start, table, BLOCK_SIZE);
     ops.begin(&input).unwrap();
     let width = key.len() / count;
     let (key, value) = (buffer(ops, count, width, key), buffer(ops, count, width, value));

@@ -5,7 +5,7 @@
 
 mod support;
 
-use engine::batch::Selection;
+use engine::batch::Choice;
 use engine::gguf::GgufFile;
 use engine::kernels::Activations;
 use engine::model_runner::StepRunner;
@@ -61,7 +61,7 @@ fn check_case(runner: &mut dyn StepRunner, name: &str, case: &Value, bounds: Bou
             assert_eq!(next, greedy[position], "{name}: greedy token {position}, margin {}", margins[position]);
             compared += 1;
         }
-        next = argmax(&logits_of(sequence.feed(runner, &[greedy[position]], true, Selection::Logits)));
+        next = argmax(&logits_of(sequence.feed(runner, &[greedy[position]], true, Choice::Logits)));
     }
     compared
 }

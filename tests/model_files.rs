@@ -95,7 +95,7 @@ fn forged_sizes_are_errors_and_not_allocations() {
         let Err(error) = ModelConfig::from_gguf(&file) else {
             let model = ModelConfig::from_gguf(&file).unwrap();
             let config = EngineConfig::new(path.clone(), "cpu");
-            return match Sizes::choose(model, &config) {
+            return match Sizes::choose(model, &config, &engine::device::DeviceMemory::default()) {
                 Err(error) => error.to_string(),
                 Ok(sizes) => cpu_runner(&file, &sizes, &config, &mut |_, _| {})
                     .err()

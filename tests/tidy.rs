@@ -63,6 +63,11 @@ fn files_and_functions_fit_a_reader() {
                 continue;
             }
             functions += 1;
+            // A trait's method without a body ends where its declaration does.
+            let end = lines[start..].iter().position(|line| line.ends_with(['{', '}', ';']));
+            if end.is_some_and(|end| lines[start + end].ends_with(';')) {
+                continue;
+            }
             let close = format!("{}}}", " ".repeat(indent));
             let len = lines[start..].iter().position(|line| *line == close).unwrap_or(0);
             assert!(len <= MAX_FUNCTION_LINES, "{}:{} is {len} lines long", path.display(), start + 1);
@@ -91,7 +96,7 @@ fn only_tests_unwrap() {
         let below = path.strip_prefix(ROOT).unwrap();
         if below.starts_with("tests")
             || below.starts_with("benches")
-            || below.components().any(|part| part.as_os_str() == "tests")
+            || below.components().any(|part| part.as_os_str() == "tests" || part.as_os_str() == "tests.rs")
         {
             continue;
         }

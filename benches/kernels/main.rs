@@ -6,6 +6,7 @@
 #[path = "../../tests/support/mod.rs"]
 mod support;
 
+mod adjust_logits;
 mod argmax;
 mod embedding;
 mod gather_rows;
@@ -18,7 +19,9 @@ mod quantize_activations;
 mod reshape_and_cache;
 mod rms_norm;
 mod rotary_embedding;
+mod sample;
 mod silu_and_mul;
+mod token_logprobs;
 mod top_k;
 
 use divan::Bencher;

@@ -45,6 +45,16 @@ impl ChatTemplate {
             .map_err(|error| LoadError::ChatTemplate { path: PathBuf::from(file.path()), reason: describe(&error) })
     }
 
+    /// A template for a model that has none of its own: each message behind its role, a line each.
+    ///
+    /// # Errors
+    /// Never, since its source is fixed.
+    pub fn plain() -> Result<Self, LoadError> {
+        const SOURCE: &str = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
+        let fail = |error: Error| LoadError::ChatTemplate { path: PathBuf::new(), reason: describe(&error) };
+        Self::parse(SOURCE, String::new(), String::new()).map_err(fail)
+    }
+
     fn parse(source: &str, bos_token: String, eos_token: String) -> Result<Self, Error> {
         let mut environment = Environment::new();
         environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);

@@ -17,16 +17,27 @@ pub struct EngineConfig {
     pub max_num_seqs: usize,
     /// Tokens of a step.
     pub max_num_batched_tokens: usize,
-    /// Bytes of the KV cache; `None` is [`DEFAULT_KV_CACHE_BYTES`], or what one longest sequence
-    /// needs if that is more, up to [`MAX_DEFAULT_KV_CACHE_BYTES`].
+    /// Bytes of the KV cache; `None` is what memory leaves or, where that is not known or shared with the system,
+    /// [`DEFAULT_KV_CACHE_BYTES`], or what one longest sequence needs if that is more, up to
+    /// [`MAX_DEFAULT_KV_CACHE_BYTES`].
     pub kv_cache_bytes: Option<u64>,
     /// Requests that may wait.
     pub max_queue: usize,
+    /// Milliseconds that a step should take at most while streams run: bounds the prompt tokens beside them.
+    pub max_step_ms: f64,
+    /// Whether prompts may start with KV blocks that are there already.
+    pub enable_prefix_caching: bool,
+    /// Part of the device's memory to use; `None` is 0.9 of a hardware GPU's, where it tells how much it has.
+    pub gpu_memory_utilization: Option<f64>,
+    /// What metrics call the model.
+    pub served_model_name: String,
+    /// Directory for hashes of model files.
+    pub fingerprint_cache: Option<PathBuf>,
     /// Activations of matrix products on a GPU; `None` is the plan's choice.
     pub activations: Option<Activations>,
 }
 
-/// Size of the KV cache where none is asked for.
+/// Size of the KV cache where none is asked for and memory is not known.
 pub const DEFAULT_KV_CACHE_BYTES: u64 = 512 << 20;
 /// What one longest sequence may raise it to; beyond, the longest sequence is cut to the cache instead.
 pub const MAX_DEFAULT_KV_CACHE_BYTES: u64 = 2 << 30;
@@ -42,6 +53,11 @@ impl EngineConfig {
             max_num_batched_tokens: 512,
             kv_cache_bytes: None,
             max_queue: 1024,
+            max_step_ms: 100.0,
+            enable_prefix_caching: true,
+            gpu_memory_utilization: None,
+            served_model_name: "model".to_owned(),
+            fingerprint_cache: None,
             activations: None,
         }
     }

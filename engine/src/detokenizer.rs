@@ -13,13 +13,15 @@ pub struct Detokenizer {
     incomplete: Vec<u8>,
     /// Text that may be the beginning of a stop text.
     held: String,
+    include_stop: bool,
     stopped: bool,
 }
 
 impl Detokenizer {
-    /// Ends at any of `stop`; empty texts are ignored.
-    pub fn new(stop: &[String]) -> Self {
-        Self { stop: stop.iter().filter(|text| !text.is_empty()).cloned().collect(), ..Self::default() }
+    /// Ends at any of `stop`, which is part of the text where `include_stop`; empty texts are ignored.
+    pub fn new(stop: &[String], include_stop: bool) -> Self {
+        let stop = stop.iter().filter(|text| !text.is_empty()).cloned().collect();
+        Self { stop, include_stop, ..Self::default() }
     }
 
     /// Whether a stop text was met.
@@ -27,18 +29,21 @@ impl Detokenizer {
         self.stopped
     }
 
-    /// Takes the next token; returns the text that is now certain.
-    pub fn push(&mut self, tokenizer: &Tokenizer, token: u32) -> String {
+    /// Takes the next token; returns the text that is now certain. The text ends at a stop only where `may_stop`.
+    pub fn push(&mut self, tokenizer: &Tokenizer, token: u32, may_stop: bool) -> String {
         if tokenizer.is_control(token) {
             return String::new();
         }
-        self.push_bytes(tokenizer.token_bytes(token))
+        tokenizer.append_bytes(token, &mut self.incomplete);
+        self.take_text(may_stop)
     }
 
-    fn push_bytes(&mut self, bytes: &[u8]) -> String {
-        self.incomplete.extend_from_slice(bytes);
+    fn take_text(&mut self, may_stop: bool) -> String {
         let text = take_complete(&mut self.incomplete);
-        self.release(&text)
+        if may_stop {
+            return self.release(&text);
+        }
+        text
     }
 
     /// The answer is over: what was held back is part of it, an incomplete character becomes U+FFFD.
@@ -58,7 +63,9 @@ impl Detokenizer {
         self.held.push_str(text);
         if let Some(at) = self.stop.iter().filter_map(|stop| self.held.find(stop.as_str())).min() {
             self.stopped = true;
-            self.held.truncate(at);
+            let at_end = |stop: &&String| self.held[at..].starts_with(stop.as_str());
+            let stop_len = self.stop.iter().filter(at_end).map(String::len).min().unwrap_or(0);
+            self.held.truncate(if self.include_stop { at + stop_len } else { at });
             return std::mem::take(&mut self.held);
         }
         let kept = self.stop.iter().map(|stop| overlap(&self.held, stop)).max().unwrap_or(0);
@@ -106,10 +113,25 @@ mod tests {
 
     fn pieces(stop: &[&str], chunks: &[&[u8]]) -> (Vec<String>, bool) {
         let stop: Vec<String> = stop.iter().map(|&text| text.to_owned()).collect();
-        let mut detokenizer = Detokenizer::new(&stop);
-        let mut pieces: Vec<String> = chunks.iter().map(|chunk| detokenizer.push_bytes(chunk)).collect();
+        let mut detokenizer = Detokenizer::new(&stop, false);
+        let mut pieces: Vec<String> = chunks.iter().map(|chunk| push_bytes(&mut detokenizer, chunk, true)).collect();
         pieces.push(detokenizer.finish());
         (pieces, detokenizer.is_stopped())
+    }
+
+    fn push_bytes(detokenizer: &mut Detokenizer, bytes: &[u8], may_stop: bool) -> String {
+        detokenizer.incomplete.extend_from_slice(bytes);
+        detokenizer.take_text(may_stop)
+    }
+
+    #[test]
+    fn a_stop_text_is_kept_where_asked_for_and_ignored_where_too_early() {
+        let mut detokenizer = Detokenizer::new(&["bc".into(), "bcd".into()], true);
+        assert_eq!(push_bytes(&mut detokenizer, b"abcde", true), "abc");
+        assert!(detokenizer.is_stopped());
+        let mut detokenizer = Detokenizer::new(&["bc".into()], false);
+        assert_eq!(push_bytes(&mut detokenizer, b"abcde", false), "abcde");
+        assert_eq!(push_bytes(&mut detokenizer, b"xbc", true), "x");
     }
 
     #[test]

@@ -44,8 +44,23 @@ pub struct DeviceInfo {
     pub max_buffer_bytes: Option<u64>,
     /// Largest part of a buffer that a kernel can bind, bytes; `None` for the CPU.
     pub max_binding_bytes: Option<u64>,
+    /// Memory of its largest heap of its own, bytes; `None` where the backend does not tell.
+    pub memory_bytes: Option<u64>,
     /// Notable features that it has.
     pub features: Vec<&'static str>,
+}
+
+/// What the sizes of a model's buffers are chosen from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// The device's memory, or the system's where it is shared; `None` is not known.
+    pub total_bytes: Option<u64>,
+    /// Whether it is a hardware GPU's own, so that taking most of it is what people expect.
+    pub is_own: bool,
+    /// Largest part of a buffer that a kernel can bind; `None` is no bound.
+    pub max_binding_bytes: Option<u64>,
+    /// What the weights take of it.
+    pub weights_bytes: u64,
 }
 
 /// An adapter that is not opened yet.
@@ -70,6 +85,21 @@ pub enum Selected {
     Cpu,
     /// An opened adapter.
     Gpu(Box<OpenDevice>),
+}
+
+impl Selected {
+    /// What a model of `weights_bytes` finds here.
+    pub fn memory(&self, weights_bytes: u64) -> DeviceMemory {
+        match self {
+            Self::Cpu => DeviceMemory { total_bytes: system_memory_bytes(), weights_bytes, ..DeviceMemory::default() },
+            Self::Gpu(open) => {
+                let info = &open.info;
+                let is_own = !info.software && info.kind == "discrete";
+                let max_binding_bytes = info.max_binding_bytes.min(info.max_buffer_bytes);
+                DeviceMemory { total_bytes: info.memory_bytes, is_own, max_binding_bytes, weights_bytes }
+            }
+        }
+    }
 }
 
 /// All devices, the CPU last, and the name that `auto` takes.
@@ -160,8 +190,37 @@ fn describe(adapter: &wgpu::Adapter, name: String) -> DeviceInfo {
         adapter: info.name,
         max_buffer_bytes: Some(limits.max_buffer_size),
         max_binding_bytes: Some(limits.max_storage_buffer_binding_size),
+        memory_bytes: heap_bytes(adapter),
         features: NOTABLE_FEATURES.iter().filter(|(bit, _)| features.contains(*bit)).map(|(_, name)| *name).collect(),
     }
+}
+
+/// The largest heap of the device's own memory, where its backend tells: Vulkan does.
+#[cfg(any(target_os = "linux", target_os = "windows", target_os = "android"))]
+fn heap_bytes(adapter: &wgpu::Adapter) -> Option<u64> {
+    /// `VK_MEMORY_HEAP_DEVICE_LOCAL_BIT`.
+    const DEVICE_LOCAL: u32 = 1;
+    // SAFETY: the handles are the adapter's own, alive while it is borrowed, and are only read; nothing is destroyed.
+    let properties = unsafe {
+        let vulkan = adapter.as_hal::<wgpu::hal::api::Vulkan>()?;
+        let instance = vulkan.shared_instance().raw_instance();
+        instance.get_physical_device_memory_properties(vulkan.raw_physical_device())
+    };
+    let heaps = properties.memory_heaps.iter().take(properties.memory_heap_count as usize);
+    heaps.filter(|heap| heap.flags.as_raw() & DEVICE_LOCAL != 0).map(|heap| heap.size).max()
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "windows", target_os = "android")))]
+fn heap_bytes(_adapter: &wgpu::Adapter) -> Option<u64> {
+    None
+}
+
+/// The system's memory that is free, where the system tells by `/proc/meminfo`.
+fn system_memory_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(kib * 1024)
 }
 
 fn cpu_info() -> DeviceInfo {
@@ -173,6 +232,7 @@ fn cpu_info() -> DeviceInfo {
         software: false,
         max_buffer_bytes: None,
         max_binding_bytes: None,
+        memory_bytes: system_memory_bytes(),
         features: Vec::new(),
     }
 }

@@ -1,50 +1,94 @@
 //! One engine: requests in, text out, a step at a time.
 //!
-//! Driven by the engine loop on its own thread. A step is four moves: schedule, run, sample, finish.
+//! Driven by the engine loop. A step is [`Engine::begin`] (schedule and lay out), the device's run, and [`Engine::finish`]
+//! (sample, decode, end). No clock and no device in here: the loop passes durations and answers in.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::batch::ModelInput;
+use crate::batch::{Choice, ModelInput, Selected, Selection, TokenLogprob};
 use crate::detokenizer::Detokenizer;
 use crate::event::{EngineEvent, RequestError};
-use crate::model_runner::StepRunner;
-use crate::ops::DeviceError;
 use crate::sampler;
-use crate::sampling_params::SamplingParams;
 use crate::scheduler::{Scheduled, Scheduler};
-use crate::sequence::{FinishReason, RequestId, Sequence};
+use crate::sequence::{EngineRequest, FinishReason, RequestId, Sequence};
+use crate::step_rate::StepRate;
 use crate::tokenizer::Tokenizer;
+
+/// Bounds of one engine.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EngineLimits {
+    /// Longest sequence.
+    pub max_model_len: usize,
+    /// Seconds that a step may take while streams run.
+    pub max_step_s: f64,
+}
 
 /// The engine's state.
 pub struct Engine {
-    runner: Box<dyn StepRunner>,
     scheduler: Scheduler,
     tokenizer: Arc<Tokenizer>,
-    detokenizers: HashMap<RequestId, Detokenizer>,
-    max_model_len: usize,
+    answers: HashMap<RequestId, Answer>,
+    limits: EngineLimits,
+    rate: StepRate,
+}
+
+/// An answer's text under way.
+struct Answer {
+    detokenizer: Detokenizer,
+    prompt_logprobs: Vec<(u32, TokenLogprob)>,
+    has_tokens: bool,
+}
+
+/// A step between its two halves.
+#[derive(Clone, Debug, Default)]
+pub struct Step {
+    /// What the device computes.
+    pub input: ModelInput,
+    /// Answers that start or resume in it.
+    pub admitted: Vec<RequestId>,
+    /// Answers that lost their blocks to it.
+    pub preempted: Vec<RequestId>,
+    shares: Vec<Share>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Share {
+    scheduled: Scheduled,
+    num_prompt_logprobs: usize,
+    samples: bool,
+}
+
+impl Step {
+    /// Sequences that take one token.
+    pub fn num_decodes(&self) -> usize {
+        self.input.num_decodes
+    }
+
+    /// Tokens of the others.
+    pub fn num_prefill_tokens(&self) -> usize {
+        self.input.num_rows() - self.input.num_decodes
+    }
 }
 
 impl Engine {
     /// An idle engine.
-    pub fn new(
-        runner: Box<dyn StepRunner>,
-        scheduler: Scheduler,
-        tokenizer: Arc<Tokenizer>,
-        max_model_len: usize,
-    ) -> Self {
-        Self { runner, scheduler, tokenizer, detokenizers: HashMap::new(), max_model_len }
+    pub fn new(scheduler: Scheduler, tokenizer: Arc<Tokenizer>, limits: EngineLimits) -> Self {
+        Self { scheduler, tokenizer, answers: HashMap::new(), limits, rate: StepRate::default() }
     }
 
     /// Takes a request that was checked at the door.
-    pub fn add(&mut self, id: RequestId, prompt: Vec<u32>, params: SamplingParams) {
-        self.detokenizers.insert(id, Detokenizer::new(&params.stop));
-        self.scheduler.add(Sequence::new(id, prompt, params));
+    pub fn add(&mut self, id: RequestId, request: EngineRequest) {
+        let params = &request.params;
+        let detokenizer = Detokenizer::new(&params.stop, params.include_stop);
+        self.answers.insert(id, Answer { detokenizer, prompt_logprobs: Vec::new(), has_tokens: false });
+        let block_size = self.scheduler.blocks().block_size();
+        self.scheduler.add(Sequence::new(id, request, block_size));
     }
 
     /// Drops a request and frees its blocks.
     pub fn abort(&mut self, id: RequestId) {
-        self.detokenizers.remove(&id);
+        self.answers.remove(&id);
         self.scheduler.remove(id);
     }
 
@@ -53,76 +97,123 @@ impl Engine {
         &self.scheduler
     }
 
-    /// One step: returns what happened to each request that got a token or ended.
-    ///
-    /// # Errors
-    /// When the device fails: all requests are lost.
-    pub fn step(&mut self) -> Result<Vec<(RequestId, EngineEvent)>, DeviceError> {
-        let batch = self.scheduler.schedule();
-        if batch.is_empty() {
-            return Ok(Vec::new());
-        }
-        let input = self.model_input(&batch);
-        let selected = self.runner.run(&input)?;
-        let mut selected = selected.into_iter();
-        let mut events = Vec::new();
-        for scheduled in batch {
-            let Some(sequence) = self.scheduler.sequence_mut(scheduled.id) else { continue };
-            sequence.num_computed_tokens += scheduled.num_tokens;
-            if sequence.num_pending_tokens() > 0 {
-                continue;
-            }
-            let position = sequence.tokens.len();
-            let token = selected.next().and_then(|selected| sampler::sample(&selected, &sequence.params, position));
-            match token {
-                Some(token) => self.accept(scheduled.id, token, &mut events),
-                None => {
-                    self.abort(scheduled.id);
-                    events.push((scheduled.id, EngineEvent::Failed(RequestError::NotANumber)));
-                }
-            }
-        }
-        Ok(events)
+    /// How fast steps have been.
+    pub fn rate(&self) -> StepRate {
+        self.rate
     }
 
-    fn model_input(&mut self, batch: &[Scheduled]) -> ModelInput {
-        let block_size = self.scheduler.blocks().block_size();
-        let mut input = ModelInput {
-            num_decodes: batch.iter().filter(|scheduled| scheduled.is_decode).count(),
-            ..Default::default()
-        };
-        for scheduled in batch {
-            let Some(sequence) = self.scheduler.sequence_mut(scheduled.id) else { continue };
-            let start = sequence.num_computed_tokens;
-            let tokens = &sequence.tokens[start..start + scheduled.num_tokens];
-            let is_last = scheduled.num_tokens == sequence.num_pending_tokens();
-            let selection = is_last.then(|| sampler::selection(&sequence.params));
-            input.push(tokens, start, sequence.block_table.block_ids(), block_size, selection);
+    /// Lays out the next step; `None` where there is nothing to do.
+    pub fn begin(&mut self) -> Option<Step> {
+        let mut step = Step::default();
+        while !self.scheduler.is_idle() {
+            let budget = self.rate.prefill_budget(self.scheduler.num_decoding(), self.limits.max_step_s);
+            let schedule = self.scheduler.schedule(budget);
+            let has_preempted = !schedule.preempted.is_empty();
+            step.preempted.extend(schedule.preempted);
+            step.admitted.extend(schedule.admitted);
+            if !schedule.batch.is_empty() {
+                step.input.num_decodes = schedule.batch.iter().filter(|scheduled| scheduled.is_decode).count();
+                schedule.batch.into_iter().for_each(|scheduled| self.lay_out(scheduled, &mut step));
+                return Some(step);
+            }
+            if !has_preempted {
+                return None;
+            }
         }
-        input
+        None
+    }
+
+    fn lay_out(&mut self, scheduled: Scheduled, step: &mut Step) {
+        let block_size = self.scheduler.blocks().block_size();
+        let Some(sequence) = self.scheduler.running_mut(scheduled.place) else { return };
+        let start = sequence.num_computed_tokens;
+        let end = start + scheduled.num_tokens;
+        let input = &mut step.input;
+        let first_row = input.push(&sequence.tokens[start..end], start, sequence.block_table.block_ids(), block_size);
+        let mut num_prompt_logprobs = 0;
+        if sequence.wants_prompt_logprobs() {
+            for position in start.max(sequence.num_prompt_logprobs)..end.min(sequence.prompt_len - 1) {
+                let choice = Choice::Given(sequence.tokens[position + 1]);
+                let num_logprobs = sequence.params.prompt_logprobs;
+                let row = first_row + position - start;
+                input.selections.push(Selection { num_logprobs, ..Selection::plain(row, choice) });
+                num_prompt_logprobs += 1;
+            }
+        }
+        let samples = end == sequence.tokens.len();
+        if samples {
+            let last_row = first_row + scheduled.num_tokens - 1;
+            input.selections.push(sampler::selection(sequence, last_row, self.tokenizer.eos_token_ids()));
+        }
+        step.shares.push(Share { scheduled, num_prompt_logprobs, samples });
+    }
+
+    /// Takes the device's answers to a step that took `seconds`: what happened to each request that got a token or ended.
+    pub fn finish(&mut self, step: Step, selected: Vec<Selected>, seconds: f64) -> Vec<(RequestId, EngineEvent)> {
+        self.rate.observe(step.num_decodes(), step.num_prefill_tokens(), seconds);
+        let mut selected = selected.into_iter();
+        let mut events = Vec::new();
+        for share in step.shares {
+            let id = share.scheduled.id;
+            let prompt: Vec<Selected> = selected.by_ref().take(share.num_prompt_logprobs).collect();
+            let sampled = if share.samples { selected.next() } else { None };
+            let Some(sequence) = self.scheduler.computed(&share.scheduled) else { continue };
+            sequence.num_prompt_logprobs += prompt.len();
+            let is_nan = |selected: &Selected| matches!(selected, Selected::NotANumber | Selected::Logits(_));
+            if prompt.iter().chain(&sampled).any(is_nan) {
+                self.abort(id);
+                events.push((id, EngineEvent::Failed(RequestError::NotANumber)));
+                continue;
+            }
+            self.keep_prompt_logprobs(id, prompt);
+            if let Some(Selected::Token(token, logprob)) = sampled {
+                self.accept(&share.scheduled, token, logprob, &mut events);
+            }
+        }
+        events
+    }
+
+    fn keep_prompt_logprobs(&mut self, id: RequestId, prompt: Vec<Selected>) {
+        let Some(answer) = self.answers.get_mut(&id) else { return };
+        for selected in prompt {
+            if let Selected::Token(token, Some(logprob)) = selected {
+                answer.prompt_logprobs.push((token, logprob));
+            }
+        }
     }
 
     /// Appends a sampled token, decodes it, and ends the request where it must end.
-    fn accept(&mut self, id: RequestId, token: u32, events: &mut Vec<(RequestId, EngineEvent)>) {
-        let tokenizer = Arc::clone(&self.tokenizer);
-        let max_model_len = self.max_model_len;
-        let Some(detokenizer) = self.detokenizers.get_mut(&id) else { return };
-        let Some(sequence) = self.scheduler.sequence_mut(id) else { return };
-        sequence.tokens.push(token);
+    fn accept(
+        &mut self,
+        scheduled: &Scheduled,
+        token: u32,
+        logprob: Option<TokenLogprob>,
+        events: &mut Vec<(RequestId, EngineEvent)>,
+    ) {
+        let id = scheduled.id;
+        let Some(answer) = self.answers.get_mut(&id) else { return };
+        let Some(sequence) = self.scheduler.running_mut(scheduled.place) else { return };
+        if !answer.has_tokens {
+            answer.has_tokens = true;
+            let num_cached_tokens = sequence.num_cached_tokens.unwrap_or(0);
+            let logprobs = std::mem::take(&mut answer.prompt_logprobs);
+            events.push((id, EngineEvent::Prompt { num_cached_tokens, logprobs }));
+        }
+        sequence.push(token);
         let params = &sequence.params;
-        let ends = params.stop_token_ids.contains(&token)
-            || (!params.ignore_eos && tokenizer.eos_token_ids().contains(&token));
         let num_generated = sequence.num_generated();
-        let is_full = num_generated >= params.max_tokens || sequence.tokens.len() >= max_model_len;
-        let text = if ends { String::new() } else { detokenizer.push(&tokenizer, token) };
-        let reason = if ends || detokenizer.is_stopped() {
+        let is_early = num_generated <= params.min_tokens;
+        let ends = sampler::ends(params, token, self.tokenizer.eos_token_ids());
+        let is_full = num_generated >= params.max_tokens || sequence.tokens.len() >= self.limits.max_model_len;
+        let text = if ends { String::new() } else { answer.detokenizer.push(&self.tokenizer, token, !is_early) };
+        let reason = if ends || answer.detokenizer.is_stopped() {
             Some(FinishReason::Stop)
         } else {
             is_full.then_some(FinishReason::Length)
         };
-        events.push((id, EngineEvent::Token { text, token_id: token }));
+        events.push((id, EngineEvent::Token { text, token_id: token, logprob }));
         if let Some(reason) = reason {
-            let text = detokenizer.finish();
+            let text = answer.detokenizer.finish();
             self.abort(id);
             events.push((id, EngineEvent::Finished { reason, text, num_generated }));
         }

@@ -2,17 +2,27 @@
 //!
 //! Made by the engine's steps and its loop, read by the HTTP edge and the terminal.
 
+use crate::batch::TokenLogprob;
 use crate::sequence::FinishReason;
 
 /// What a request's reader receives.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EngineEvent {
+    /// The prompt has been computed: the first event.
+    Prompt {
+        /// Tokens that were found in the cache.
+        num_cached_tokens: usize,
+        /// Each token but the first, where their log probabilities were asked for.
+        logprobs: Vec<(u32, TokenLogprob)>,
+    },
     /// A token and the text that became certain with it.
     Token {
         /// New text, perhaps empty.
         text: String,
         /// The token.
         token_id: u32,
+        /// How likely it was, where that was asked for.
+        logprob: Option<TokenLogprob>,
     },
     /// The last event of a complete answer.
     Finished {
@@ -31,14 +41,14 @@ impl EngineEvent {
     /// Whether nothing follows it.
     pub fn is_last(&self) -> bool {
         match self {
-            Self::Token { .. } => false,
+            Self::Prompt { .. } | Self::Token { .. } => false,
             Self::Finished { .. } | Self::Failed(_) => true,
         }
     }
 }
 
 /// Why a request is refused or fails.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum RequestError {
     /// No token to start from.
     #[error("the prompt is empty")]
@@ -55,22 +65,49 @@ pub enum RequestError {
         /// The limit on both.
         max_model_len: usize,
     },
+    /// Prompt and `max_tokens` are more than the whole KV cache.
+    #[error(
+        "the prompt has {prompt} tokens and max_tokens asks for {max_tokens}, the KV cache holds {capacity} tokens in all"
+    )]
+    NeverFits {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Tokens to generate.
+        max_tokens: usize,
+        /// Tokens that the cache holds.
+        capacity: usize,
+    },
     /// An id outside the vocabulary.
     #[error("token id {id} is outside the vocabulary of {vocab_size}")]
     UnknownToken {
+        /// Where it stands.
+        param: &'static str,
         /// The id.
         id: u32,
         /// Tokens there are.
         vocab_size: usize,
     },
     /// Too many wait.
-    #[error("{in_engine} requests are running or waiting, the limit is {limit}; try again later")]
+    #[error(
+        "{in_engine} requests are running or waiting, {wanted} more would pass the limit of {limit}; try again later"
+    )]
     QueueFull {
-        /// Requests in the engine.
+        /// Answers in the engine.
         in_engine: usize,
+        /// Answers that this request asks for.
+        wanted: usize,
         /// `--max-queue` and `--max-num-seqs` together.
         limit: usize,
     },
+    /// It took longer than it may.
+    #[error("the request was not finished within {seconds} s")]
+    DeadlineExceeded {
+        /// Its `timeout`, or the server's maximum.
+        seconds: f64,
+    },
+    /// The engine refuses requests: a fault that a simulated device was told to have.
+    #[error("the engine refuses requests")]
+    Refused,
     /// The model is not loaded yet.
     #[error("the model is still loading")]
     Loading,

@@ -1,84 +1,85 @@
-//! From logits to a token: greedy, temperature, top-k, min-p, top-p, with counter-based randomness.
+//! What a sequence wants of its logits row: its choice, with counter-based randomness, and what changes before it.
 //!
-//! Called by `Engine::step` on what the device selected. Pure: a token depends on the logits, the parameters and the
-//! position alone, so a request gives the same tokens when retried or batched differently.
+//! Called by the engine for each row; the device makes the choice. Pure: a token depends on the logits, the parameters,
+//! the tokens before it and its position alone, so a request gives the same tokens when retried or batched differently.
 
-use crate::batch::{Selected, Selection};
-use crate::ops::wgpu::MAX_DEVICE_TOP_K;
+use crate::batch::{Adjustment, Choice, Draw, Selection};
 use crate::sampling_params::SamplingParams;
+use crate::sequence::{Sequence, TokenCount};
 
-/// What the sampler needs from the device for these parameters.
-pub fn selection(params: &SamplingParams) -> Selection {
-    if params.temperature == 0.0 {
-        return Selection::Argmax;
-    }
-    match params.top_k {
-        Some(1) => Selection::Argmax,
-        Some(k) if k <= MAX_DEVICE_TOP_K => Selection::TopK(k),
-        _ => Selection::Logits,
-    }
+/// Taken from the logit of a token that must not be chosen. Finite, since a shader may assume that no infinity occurs.
+const FORBIDDEN: f32 = 1e30;
+
+/// The selection of a sequence's next token, from row `row`. `eos_token_ids` are the model's.
+pub fn selection(sequence: &Sequence, row: usize, eos_token_ids: &[u32]) -> Selection {
+    let params = &sequence.params;
+    let position = sequence.tokens.len() as u64;
+    let choice = if params.temperature == 0.0 || params.top_k == Some(1) {
+        Choice::Greedy
+    } else {
+        Choice::Random(Draw {
+            temperature: params.temperature,
+            top_k: params.top_k.map_or(0, |k| u32::try_from(k).unwrap_or(u32::MAX)),
+            top_p: params.top_p,
+            min_p: params.min_p,
+            uniform: uniform(params.seed, params.choice, position),
+        })
+    };
+    Selection { row, choice, adjustments: adjustments(sequence, eos_token_ids), num_logprobs: params.logprobs }
 }
 
-/// The token at `position`; `None` where the logits hold a NaN.
-pub fn sample(selected: &Selected, params: &SamplingParams, position: usize) -> Option<u32> {
-    let mut candidates: Vec<(u32, f32)> = match selected {
-        Selected::NotANumber => return None,
-        Selected::Token(token) => return Some(*token),
-        Selected::TopK(pairs) => pairs.clone(),
-        Selected::Logits(row) => (0..).zip(row.iter().copied()).collect(),
+/// Whether a token ends the answer.
+pub fn ends(params: &SamplingParams, token: u32, eos_token_ids: &[u32]) -> bool {
+    params.stop_token_ids.contains(&token) || (!params.ignore_eos && eos_token_ids.contains(&token))
+}
+
+/// Biases, penalties, and the ends that come too early, one entry a token.
+fn adjustments(sequence: &Sequence, eos_token_ids: &[u32]) -> Vec<Adjustment> {
+    let params = &sequence.params;
+    let is_early = sequence.num_generated() < params.min_tokens;
+    if params.logit_bias.is_empty() && sequence.counts.is_empty() && !is_early {
+        return Vec::new();
+    }
+    let mut all: Vec<Adjustment> =
+        sequence.counts.iter().map(|(token, count)| penalty(params, *token, *count)).collect();
+    all.sort_unstable_by_key(|adjustment| adjustment.token);
+    let mut entry = |token: u32, change: &dyn Fn(&mut Adjustment)| {
+        let index = all.binary_search_by_key(&token, |adjustment| adjustment.token).unwrap_or_else(|index| {
+            all.insert(index, Adjustment { token, bias: 0.0, repetition: 1.0, subtract: 0.0 });
+            index
+        });
+        change(&mut all[index]);
     };
-    let weights = truncated_weights(&mut candidates, params);
-    let total: f64 = weights.iter().sum();
-    let mut left = uniform(params.seed, 0, position as u64) * total;
-    for (weight, (token, _)) in weights.iter().zip(&candidates) {
-        left -= weight;
-        if left < 0.0 {
-            return Some(*token);
+    for &(token, bias) in &params.logit_bias {
+        entry(token, &|adjustment| adjustment.bias += bias);
+    }
+    if is_early {
+        let model_ends = eos_token_ids.iter().filter(|_| !params.ignore_eos);
+        for &token in model_ends.chain(&params.stop_token_ids) {
+            entry(token, &|adjustment| adjustment.subtract += FORBIDDEN);
         }
     }
-    candidates.last().map(|(token, _)| *token)
+    all
 }
 
-/// Unnormalised probabilities of the candidates that top-k, min-p and top-p leave. Candidates are put in order, likeliest
-/// first, only where a truncation looks at it: a vocabulary takes milliseconds to sort.
-fn truncated_weights(candidates: &mut Vec<(u32, f32)>, params: &SamplingParams) -> Vec<f64> {
-    let largest = candidates.iter().map(|(_, logit)| *logit).fold(f32::NEG_INFINITY, f32::max);
-    let temperature = f64::from(params.temperature);
-    let weight = |logit: f32| ((f64::from(logit) - f64::from(largest)) / temperature).exp();
-    // The likeliest has weight 1, so min-p is a bound on the weights themselves. It keeps at least the likeliest.
-    if params.min_p > 0.0 {
-        let least = f64::from(params.min_p).min(1.0);
-        candidates.retain(|(_, logit)| weight(*logit) >= least);
-    }
-    if params.top_k.is_some() || params.top_p < 1.0 {
-        candidates.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-        candidates.truncate(params.top_k.unwrap_or(usize::MAX));
-    }
-    let mut weights: Vec<f64> = candidates.iter().map(|(_, logit)| weight(*logit)).collect();
-    if params.top_p < 1.0 {
-        let wanted = weights.iter().sum::<f64>() * f64::from(params.top_p);
-        let mut sum = 0.0;
-        let last = weights.iter().position(|weight| {
-            sum += weight;
-            sum >= wanted
-        });
-        weights.truncate(last.map_or(weights.len(), |last| last + 1));
-        candidates.truncate(weights.len());
-    }
-    weights
+fn penalty(params: &SamplingParams, token: u32, count: TokenCount) -> Adjustment {
+    let presence = if count.generated > 0 { params.presence_penalty } else { 0.0 };
+    let subtract = presence + params.frequency_penalty * count.generated as f32;
+    Adjustment { token, bias: 0.0, repetition: params.repetition_penalty, subtract }
 }
 
-/// A number in [0, 1) that is a pure function of its three counters: SplitMix64's finaliser (Steele, Lea & Flood, 2014)
-/// over each in turn.
-pub fn uniform(seed: u64, choice: u64, position: u64) -> f64 {
+/// A multiple of 2⁻²⁴ in [0, 1), so that f32 holds it exactly, that is a pure function of its three counters: SplitMix64's
+/// finaliser (Steele, Lea & Flood, 2014) over each in turn.
+pub fn uniform(seed: u64, choice: u64, position: u64) -> f32 {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     for counter in [seed, choice, position] {
         state = mix(state ^ mix(counter.wrapping_add(0x9e37_79b9_7f4a_7c15)));
     }
-    (state >> 11) as f64 / (1u64 << 53) as f64
+    (state >> 40) as f32 / (1u32 << 24) as f32
 }
 
-fn mix(mut z: u64) -> u64 {
+/// SplitMix64's finaliser.
+pub(crate) fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
@@ -87,65 +88,56 @@ fn mix(mut z: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sequence::{EngineRequest, RequestId};
 
-    const ROW: [f32; 4] = [0.0, 2.0, 1.0, -30.0];
-
-    fn frequencies(params: &SamplingParams, draws: usize) -> [f64; 4] {
-        let mut counts = [0u32; 4];
-        let selected = Selected::Logits(ROW.to_vec());
-        for position in 0..draws {
-            counts[sample(&selected, params, position).unwrap() as usize] += 1;
-        }
-        counts.map(|count| f64::from(count) / draws as f64)
+    fn sequence(params: SamplingParams, generated: &[u32]) -> Sequence {
+        let request = EngineRequest { prompt: vec![1, 2, 2], params, ..Default::default() };
+        let mut sequence = Sequence::new(RequestId(0), request, 16);
+        generated.iter().for_each(|&token| sequence.push(token));
+        sequence
     }
 
-    fn hot(temperature: f32) -> SamplingParams {
-        SamplingParams { temperature, seed: 7, ..Default::default() }
+    fn entry(token: u32, bias: f32, repetition: f32, subtract: f32) -> Adjustment {
+        Adjustment { token, bias, repetition, subtract }
     }
 
     #[test]
-    fn frequencies_follow_the_softmax_at_the_temperature() {
-        let weights = ROW.map(|logit| (f64::from(logit) / 0.8).exp());
-        let total: f64 = weights.iter().sum();
-        let drawn = frequencies(&hot(0.8), 20_000);
-        for (drawn, weight) in drawn.iter().zip(weights) {
-            // Four standard deviations of a binomial at 20,000 draws are below 0.0142.
-            assert!((drawn - weight / total).abs() < 0.0142, "{drawn} against {}", weight / total);
-        }
+    fn penalties_count_the_answer_and_repetition_the_prompt_as_well() {
+        let params = SamplingParams {
+            repetition_penalty: 1.5,
+            presence_penalty: 0.25,
+            frequency_penalty: 0.5,
+            logit_bias: vec![(9, -3.0), (7, 1.0)],
+            ..Default::default()
+        };
+        let got = selection(&sequence(params, &[7, 7, 2]), 0, &[]).adjustments;
+        let expected =
+            [entry(1, 0.0, 1.5, 0.0), entry(2, 0.0, 1.5, 0.75), entry(7, 1.0, 1.5, 1.25), entry(9, -3.0, 1.0, 0.0)];
+        assert_eq!(got, expected);
     }
 
     #[test]
-    fn truncations_keep_the_likeliest() {
-        assert_eq!(frequencies(&SamplingParams { top_p: 0.1, ..hot(1.0) }, 200), [0.0, 1.0, 0.0, 0.0]);
-        assert_eq!(frequencies(&SamplingParams { min_p: 0.9, ..hot(1.0) }, 200), [0.0, 1.0, 0.0, 0.0]);
-        let two = frequencies(&SamplingParams { top_k: Some(2), ..hot(1.0) }, 2_000);
-        assert!(two[0] == 0.0 && two[2] > 0.2 && two[3] == 0.0, "{two:?}");
-        // exp(1 - 2) = 0.37 survives min-p 0.3, exp(0 - 2) = 0.14 does not.
-        let above = frequencies(&SamplingParams { min_p: 0.3, ..hot(1.0) }, 2_000);
-        assert!(above[0] == 0.0 && above[2] > 0.2, "{above:?}");
+    fn ends_are_forbidden_until_min_tokens() {
+        let params = SamplingParams { min_tokens: 2, stop_token_ids: vec![5], ..Default::default() };
+        let forbidden = |generated: &[u32]| {
+            let selection = selection(&sequence(params.clone(), generated), 0, &[3]);
+            selection.adjustments.iter().map(|adjustment| adjustment.token).collect::<Vec<_>>()
+        };
+        assert_eq!((forbidden(&[]), forbidden(&[8]), forbidden(&[8, 8])), (vec![3, 5], vec![3, 5], vec![]));
     }
 
     #[test]
-    fn device_top_k_and_the_whole_row_give_the_same_token() {
-        let params = SamplingParams { top_k: Some(3), top_p: 0.95, ..hot(1.3) };
-        assert_eq!(selection(&params), Selection::TopK(3));
-        let pairs = Selected::TopK(vec![(1, 2.0), (2, 1.0), (0, 0.0)]);
-        for position in 0..500 {
-            let whole = sample(&Selected::Logits(ROW.to_vec()), &params, position);
-            assert_eq!(sample(&pairs, &params, position), whole);
-        }
+    fn a_plain_greedy_request_asks_for_nothing_more() {
+        let got = selection(&sequence(SamplingParams::default(), &[4]), 6, &[3]);
+        assert_eq!(got, Selection::plain(6, Choice::Greedy));
     }
 
     #[test]
     fn randomness_is_a_pure_function_of_its_counters() {
         assert_eq!(uniform(1, 0, 5).to_bits(), uniform(1, 0, 5).to_bits());
-        assert!(uniform(1, 0, 5) != uniform(2, 0, 5) && uniform(1, 0, 5) != uniform(1, 0, 6));
-        let mean: f64 = (0..10_000).map(|position| uniform(3, 0, position)).sum::<f64>() / 10_000.0;
+        let others = [uniform(2, 0, 5), uniform(1, 1, 5), uniform(1, 0, 6)];
+        assert!(others.iter().all(|other| *other != uniform(1, 0, 5)));
+        let mean: f64 = (0..10_000).map(|position| f64::from(uniform(3, 0, position))).sum::<f64>() / 10_000.0;
         assert!((mean - 0.5).abs() < 0.012, "{mean}");
-    }
-
-    #[test]
-    fn a_row_with_nan_has_no_token() {
-        assert_eq!(sample(&Selected::NotANumber, &hot(1.0), 0), None);
     }
 }

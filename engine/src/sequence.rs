@@ -1,11 +1,15 @@
-//! One request's tokens on their way through the engine.
+//! One answer's tokens on their way through the engine, and the names of their blocks.
 //!
 //! Owned by the scheduler from arrival to finish; knows no text and no channel.
+
+use std::collections::HashMap;
+
+use protocol::{BlockHash, Salt};
 
 use crate::kv::BlockTable;
 use crate::sampling_params::SamplingParams;
 
-/// Identifies a request within one engine.
+/// Identifies one answer within one engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
@@ -28,28 +32,115 @@ impl FinishReason {
     }
 }
 
-/// A request in the engine.
+/// What a request asks of the engine.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EngineRequest {
+    /// Prompt tokens, at least one.
+    pub prompt: Vec<u32>,
+    /// How tokens are chosen.
+    pub params: SamplingParams,
+    /// Lower runs first.
+    pub priority: i32,
+    /// KV blocks are shared only between requests of one salt.
+    pub cache_salt: String,
+}
+
+/// How often a token has been seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TokenCount {
+    /// Whether the prompt has it.
+    pub in_prompt: bool,
+    /// Times in the answer.
+    pub generated: u32,
+}
+
+/// An answer in the engine.
 #[derive(Debug)]
 pub struct Sequence {
     /// Its request.
     pub id: RequestId,
+    /// Lower runs first.
+    pub priority: i32,
     /// Prompt and generated tokens.
     pub tokens: Vec<u32>,
     /// How many of them are the prompt.
     pub prompt_len: usize,
     /// Tokens whose keys and values are in the cache.
     pub num_computed_tokens: usize,
-    /// Its blocks, once running.
+    /// Tokens that were there when it started or resumed: they are computed in prefill.
+    pub prefill_len: usize,
+    /// Prompt tokens that were found in the cache when it first started.
+    pub num_cached_tokens: Option<usize>,
+    /// Prompt tokens whose log probabilities have been handed out.
+    pub num_prompt_logprobs: usize,
+    /// Its blocks, while running.
     pub block_table: BlockTable,
     /// How tokens are chosen.
     pub params: SamplingParams,
+    /// Tokens seen, where penalties need them.
+    pub counts: HashMap<u32, TokenCount>,
+    block_size: usize,
+    root: BlockHash,
+    block_hashes: Vec<BlockHash>,
 }
 
 impl Sequence {
-    /// A request that has not started.
-    pub fn new(id: RequestId, prompt: Vec<u32>, params: SamplingParams) -> Self {
-        let prompt_len = prompt.len();
-        Self { id, tokens: prompt, prompt_len, num_computed_tokens: 0, block_table: BlockTable::default(), params }
+    /// An answer that has not started.
+    pub fn new(id: RequestId, request: EngineRequest, block_size: usize) -> Self {
+        let EngineRequest { prompt, params, priority, cache_salt } = request;
+        let root = BlockHash::root(&Salt { adapter: None, cache_salt });
+        let mut counts: HashMap<u32, TokenCount> = HashMap::new();
+        if params.has_penalties() {
+            counts.extend(prompt.iter().map(|&token| (token, TokenCount { in_prompt: true, generated: 0 })));
+        }
+        Self {
+            id,
+            priority,
+            prompt_len: prompt.len(),
+            num_computed_tokens: 0,
+            prefill_len: prompt.len(),
+            num_cached_tokens: None,
+            num_prompt_logprobs: 0,
+            block_table: BlockTable::default(),
+            params,
+            counts,
+            block_size,
+            root,
+            block_hashes: root.chain(&prompt, block_size),
+            tokens: prompt,
+        }
+    }
+
+    /// Appends a generated token.
+    pub fn push(&mut self, token: u32) {
+        self.tokens.push(token);
+        if self.params.has_penalties() {
+            self.counts.entry(token).or_default().generated += 1;
+        }
+        if self.tokens.len().is_multiple_of(self.block_size) {
+            let parent = self.block_hashes.last().unwrap_or(&self.root);
+            let hash = parent.child(&self.tokens[self.tokens.len() - self.block_size..]);
+            self.block_hashes.push(hash);
+        }
+    }
+
+    /// Names of its full blocks, in order.
+    pub fn block_hashes(&self) -> &[BlockHash] {
+        &self.block_hashes
+    }
+
+    /// The blocks that it may take from the cache: never all of its tokens, so that there is one to compute logits from,
+    /// and none where it wants the log probabilities of its prompt.
+    pub fn cacheable_hashes(&self) -> &[BlockHash] {
+        if self.wants_prompt_logprobs() {
+            return &[];
+        }
+        &self.block_hashes[..(self.tokens.len() - 1) / self.block_size]
+    }
+
+    /// Whether log probabilities of prompt tokens are still to be computed.
+    pub fn wants_prompt_logprobs(&self) -> bool {
+        self.params.prompt_logprobs.is_some() && self.num_prompt_logprobs + 1 < self.prompt_len
     }
 
     /// Most tokens that it can come to.
@@ -62,13 +153,29 @@ impl Sequence {
         self.tokens.len() - self.prompt_len
     }
 
-    /// Whether the whole prompt has been computed, so that it takes one token a step.
+    /// Whether its prefill is over, so that it takes one token a step.
     pub fn is_decoding(&self) -> bool {
-        self.num_computed_tokens >= self.prompt_len
+        self.num_computed_tokens >= self.prefill_len
     }
 
     /// Tokens waiting to be computed.
     pub fn num_pending_tokens(&self) -> usize {
         self.tokens.len() - self.num_computed_tokens
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_grow_with_the_answer_and_never_cover_the_last_token() {
+        let request = EngineRequest { prompt: (0..32).collect(), ..Default::default() };
+        let mut sequence = Sequence::new(RequestId(0), request, 16);
+        assert_eq!((sequence.block_hashes().len(), sequence.cacheable_hashes().len()), (2, 1));
+        (32..48).for_each(|token| sequence.push(token));
+        let whole: Vec<u32> = (0..48).collect();
+        assert_eq!(sequence.block_hashes(), BlockHash::root(&Salt::default()).chain(&whole, 16));
+        assert_eq!(sequence.cacheable_hashes().len(), 2);
     }
 }

@@ -74,6 +74,9 @@ catalogue! {
     MATMUL_INT8 "matmul_int8" [Read, Read, Read, Read, ReadWrite, Params] ["FORMAT", "ROWS", "TOKENS", "WORKGROUP_SIZE"];
     ARGMAX "argmax" [Read, ReadWrite, Params] ["WORKGROUP_SIZE"];
     TOP_K "top_k" [Read, ReadWrite, Params] ["WORKGROUP_SIZE"];
+    ADJUST_LOGITS "adjust_logits" [Read, ReadWrite, Params] ["WORKGROUP_SIZE"];
+    SAMPLE "sample" [ReadWrite, Read, Read, ReadWrite, Params] ["WORKGROUP_SIZE"];
+    TOKEN_LOGPROBS "token_logprobs" [Read, Read, ReadWrite, Params] ["WORKGROUP_SIZE"];
 }
 
 /// Parts that shaders include: not kernels, so they have no entry point, reference or test of their own.

@@ -48,4 +48,36 @@ params! {
     Argmax { width: u32; pad: [u32; 3] }
     /// top_k
     TopK { width: u32, k: u32, output_stride: u32; pad: u32 }
+    /// adjust_logits
+    AdjustLogits { num_entries: u32, row_width: u32; pad: [u32; 2] }
+    /// sample
+    Sample { width: u32; pad: [u32; 3] }
+    /// token_logprobs
+    TokenLogprobs { width: u32; pad: [u32; 3] }
+}
+
+/// One entry of `adjust_logits`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
+#[expect(missing_docs, reason = "each field is described where the shader declares it")]
+pub struct LogitEntry {
+    pub index: u32,
+    pub bias: f32,
+    pub repetition: f32,
+    pub subtract: f32,
+}
+
+/// One row's draw of `sample`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
+#[expect(missing_docs, reason = "each field is described where the shader declares it")]
+pub struct RowDraw {
+    pub kind: u32,
+    pub token: u32,
+    pub inverse_temperature: f32,
+    pub top_k: u32,
+    pub top_p: f32,
+    pub min_p: f32,
+    pub uniform: f32,
+    pub pad: u32,
 }

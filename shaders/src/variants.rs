@@ -3,7 +3,7 @@
 use crate::template::{Value, Variant};
 use crate::{
     CATALOGUE, EMBEDDING, MATMUL, MATMUL_INT8, PAGED_ATTENTION_DECODE, PAGED_ATTENTION_PREFILL, PAGED_ATTENTION_REDUCE,
-    RESHAPE_AND_CACHE, TOP_K,
+    RESHAPE_AND_CACHE, SAMPLE, TOKEN_LOGPROBS, TOP_K,
 };
 use Value::{Number, Word};
 
@@ -56,7 +56,7 @@ pub fn variants() -> Vec<Variant> {
                 let values = [("BLOCK_SIZE", Number(BLOCK_SIZE)), ("WORKGROUP_SIZE", Number(64))];
                 vec![Variant::new(&RESHAPE_AND_CACHE, &values)]
             }
-            name if name == TOP_K.name => {
+            name if [TOP_K.name, SAMPLE.name, TOKEN_LOGPROBS.name].contains(&name) => {
                 vec![Variant::new(shader, &[("WORKGROUP_SIZE", Number(256))])]
             }
             _ => vec![Variant::new(shader, &[("WORKGROUP_SIZE", Number(64))])],

@@ -28,7 +28,8 @@ chunks = list(
 )
 text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 check(text == whole.choices[0].message.content, "streamed chat is the whole one")
-check(chunks[-1].usage == whole.usage, "streamed usage")
+check(chunks[-1].usage.total_tokens == whole.usage.total_tokens, "streamed usage")
+check(chunks[-1].usage.prompt_tokens_details.cached_tokens > 0, "cached prompt")
 
 completion = client.completions.create(model="tiny", prompt="abc", max_tokens=5, temperature=0)
 streamed = client.completions.create(model="tiny", prompt="abc", max_tokens=5, temperature=0, stream=True)

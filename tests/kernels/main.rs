@@ -6,6 +6,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod adjust_logits;
 mod argmax;
 mod embedding;
 mod gather_rows;
@@ -19,7 +20,9 @@ mod quantize_activations;
 mod reshape_and_cache;
 mod rms_norm;
 mod rotary_embedding;
+mod sample;
 mod silu_and_mul;
+mod token_logprobs;
 mod top_k;
 
 use harness::Harness;
@@ -27,7 +30,8 @@ use harness::Harness;
 /// A kernel's stem and its checks.
 type KernelTest = (&'static str, fn(&mut Harness));
 
-const TESTS: [KernelTest; 14] = [
+const TESTS: [KernelTest; 17] = [
+    ("adjust_logits", adjust_logits::test),
     ("argmax", argmax::test),
     ("embedding", embedding::test),
     ("gather_rows", gather_rows::test),
@@ -40,7 +44,9 @@ const TESTS: [KernelTest; 14] = [
     ("reshape_and_cache", reshape_and_cache::test),
     ("rms_norm", rms_norm::test),
     ("rotary_embedding", rotary_embedding::test),
+    ("sample", sample::test),
     ("silu_and_mul", silu_and_mul::test),
+    ("token_logprobs", token_logprobs::test),
     ("top_k", top_k::test),
 ];
 

@@ -1,7 +1,8 @@
 //! Drives a model runner by hand: a sequence with its own block table, prefilled in chunks and decoded token by token.
 
-use engine::batch::{ModelInput, Selected, Selection};
+use engine::batch::{Choice, ModelInput, Selected, Selection};
 use engine::config::EngineConfig;
+use engine::device::DeviceMemory;
 use engine::gguf::GgufFile;
 use engine::kernels::{Activations, Gpu};
 use engine::kv::BLOCK_SIZE;
@@ -18,7 +19,7 @@ pub fn config(path: &Path, kv_tokens: usize) -> (EngineConfig, GgufFile, Sizes) 
     config.kv_cache_bytes = Some(model.kv_bytes_per_token() * kv_tokens as u64);
     config.max_num_seqs = 8;
     config.max_num_batched_tokens = 640;
-    let sizes = Sizes::choose(model, &config).unwrap();
+    let sizes = Sizes::choose(model, &config, &DeviceMemory::default()).unwrap();
     (config, file, sizes)
 }
 
@@ -54,8 +55,14 @@ impl Fed {
         Self::new((0..max_len.div_ceil(BLOCK_SIZE) as u32).collect())
     }
 
-    /// Computes `tokens`, as decode when `decode`, and answers `selection` for the last.
-    pub fn feed(
+    /// Computes `tokens`, as decode when `decode`, and makes `choice` for the last.
+    pub fn feed(&mut self, runner: &mut dyn StepRunner, tokens: &[u32], decode: bool, choice: Choice) -> Selected {
+        let row = tokens.len() - 1;
+        self.select(runner, tokens, decode, Selection::plain(row, choice))
+    }
+
+    /// The same with a whole selection.
+    pub fn select(
         &mut self,
         runner: &mut dyn StepRunner,
         tokens: &[u32],
@@ -63,7 +70,8 @@ impl Fed {
         selection: Selection,
     ) -> Selected {
         let mut input = ModelInput { num_decodes: usize::from(decode), ..Default::default() };
-        input.push(tokens, self.len, &self.blocks, BLOCK_SIZE, Some(selection));
+        input.push(tokens, self.len, &self.blocks, BLOCK_SIZE);
+        input.selections.push(selection);
         self.len += tokens.len();
         runner.run(&input).unwrap().remove(0)
     }
@@ -72,7 +80,7 @@ impl Fed {
     pub fn prefill(&mut self, runner: &mut dyn StepRunner, tokens: &[u32], chunk: usize) -> Vec<f32> {
         let mut logits = Vec::new();
         for tokens in tokens.chunks(chunk) {
-            logits = logits_of(self.feed(runner, tokens, false, Selection::Logits));
+            logits = logits_of(self.feed(runner, tokens, false, Choice::Logits));
         }
         logits
     }
@@ -96,8 +104,8 @@ pub fn greedy(runner: &mut dyn StepRunner, sequence: &mut Fed, prompt: &[u32], c
     let mut tokens = vec![argmax(&sequence.prefill(runner, prompt, chunk))];
     while tokens.len() < count {
         let last = tokens[tokens.len() - 1];
-        match sequence.feed(runner, &[last], true, Selection::Argmax) {
-            Selected::Token(token) => tokens.push(token),
+        match sequence.feed(runner, &[last], true, Choice::Greedy) {
+            Selected::Token(token, _) => tokens.push(token),
             other => panic!("wanted a token, got {other:?}"),
         }
     }

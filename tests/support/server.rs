@@ -14,6 +14,8 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 pub struct Server {
     child: Child,
     pub address: String,
+    /// Where the cluster is served.
+    pub internal: String,
     pub log: Arc<Mutex<String>>,
 }
 
@@ -38,10 +40,23 @@ impl Server {
         server
     }
 
+    /// Starts a server of a simulated device and waits until it is ready.
+    pub fn start_sim(profile: &str, flags: &[&str]) -> Self {
+        let device = format!("sim:{profile}");
+        let server = Self::start_as(&[&["--device", &device], flags].concat(), |_| {});
+        server.wait_for("ready", || server.get("/ready").status == 200);
+        server
+    }
+
     /// Starts a server with more settings of its process; waits until it listens.
     pub fn start_with(model: &Path, flags: &[&str], configure: impl Fn(&mut Command)) -> Self {
+        let model = model.to_str().unwrap();
+        Self::start_as(&[&["--model", model], flags].concat(), configure)
+    }
+
+    fn start_as(flags: &[&str], configure: impl Fn(&mut Command)) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pagoda"));
-        command.args(["serve", "--port", "0", "--model"]).arg(model).args(flags);
+        command.args(["serve", "--port", "0"]).args(flags);
         configure(&mut command);
         let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
         let log = Arc::new(Mutex::new(String::new()));
@@ -53,12 +68,14 @@ impl Server {
                 log.push('\n');
             }
         });
-        let mut server = Self { child, address: String::new(), log };
+        let mut server = Self { child, address: String::new(), internal: String::new(), log };
         let started = Instant::now();
-        server.address = loop {
-            let log = server.log.lock().unwrap().clone();
-            if let Some((_, rest)) = strip_colours(&log).split_once("address=") {
-                break rest.split_whitespace().next().unwrap().to_owned();
+        (server.address, server.internal) = loop {
+            let log = strip_colours(&server.log.lock().unwrap());
+            let word = |name: &str| log.split_once(name)?.1.split_whitespace().next().map(str::to_owned);
+            // The line is complete once the next has begun.
+            if let (Some(address), Some(internal)) = (word(" address="), word(" internal=")) {
+                break (address, internal);
             }
             assert!(started.elapsed() < PATIENCE, "the server does not listen: {log}");
             std::thread::sleep(Duration::from_millis(10));

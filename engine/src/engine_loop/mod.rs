@@ -1,26 +1,34 @@
-//! The thread that owns an engine, and the handle that others reach it by.
+//! The thread (or, for a simulated device, the task) that owns an engine, and the handle that others reach it by.
 //!
 //! The HTTP edge holds [`EngineHandle`]s; the thread loads the model, then steps while there is work. Invariants: the
 //! loop never waits for a reader (a request's channel holds all it can ever send); a request whose reader is gone is
 //! dropped before the next step, so its blocks are free within one; when the device fails every request hears of it.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+mod driver;
+mod handle;
+
+use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::{Arc, OnceLock};
 
 use tokio::sync::{mpsc, watch};
 
 use crate::config::EngineConfig;
-use crate::engine::Engine;
+use crate::device;
+use crate::engine::{Engine, EngineLimits};
 use crate::error::LoadError;
-use crate::event::{EngineEvent, RequestError};
+use crate::fingerprint;
 use crate::gguf::GgufFile;
 use crate::kv::{BLOCK_SIZE, BlockManager};
+use crate::metrics::EngineMetrics;
+use crate::model::ModelConfig;
 use crate::model_runner::{self, Sizes};
-use crate::sampling_params::SamplingParams;
 use crate::scheduler::{Scheduler, SchedulerLimits};
-use crate::sequence::RequestId;
+use crate::sim::{SimProfile, SimRunner};
 use crate::tokenizer::Tokenizer;
+use driver::EngineLoop;
+pub use handle::Shape;
+use handle::Submission;
+pub use handle::{EngineHandle, Generation};
 
 /// Where the engine stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,284 +43,168 @@ pub enum EngineState {
     Failed(String),
 }
 
-/// Numbers of the running engine, written by its thread.
-#[derive(Debug, Default)]
+/// Numbers of the running engine after its last step.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EngineStats {
     /// Sequences that run.
-    pub num_running: AtomicUsize,
+    pub num_running: usize,
     /// Sequences that wait.
-    pub num_waiting: AtomicUsize,
+    pub num_waiting: usize,
     /// KV blocks that sequences hold.
-    pub num_used_blocks: AtomicUsize,
+    pub num_used_blocks: usize,
+    /// KV blocks whose contents can be found again, held or free.
+    pub num_cached_blocks: usize,
+    /// Tokens of prompts that are still to be computed.
+    pub num_uncomputed_tokens: usize,
     /// Steps since the start.
-    pub num_steps: AtomicU64,
+    pub num_steps: u64,
+    /// Sequences that lost their blocks, since the start.
+    pub num_preemptions: u64,
+    /// Token slots held and empty, summed over steps.
+    pub wasted_slot_steps: u64,
+    /// Token slots held, summed over steps.
+    pub held_slot_steps: u64,
+    /// Measured.
+    pub rate: crate::step_rate::StepRate,
+    /// Whether a simulated device refuses requests.
+    pub refuses: bool,
 }
 
-struct Submission {
-    id: RequestId,
-    prompt: Vec<u32>,
-    params: SamplingParams,
-    reader: Reader,
+fn limits(config: &EngineConfig, max_model_len: usize) -> (SchedulerLimits, EngineLimits) {
+    let scheduler = SchedulerLimits {
+        max_num_seqs: config.max_num_seqs,
+        max_num_batched_tokens: config.max_num_batched_tokens,
+        max_logits_rows: model_runner::max_logits_rows(config),
+        enable_prefix_caching: config.enable_prefix_caching,
+    };
+    (scheduler, EngineLimits { max_model_len, max_step_s: config.max_step_ms / 1e3 })
 }
 
-/// Where a request's events go. While it exists, the request counts as in the engine.
-struct Reader {
-    events: mpsc::Sender<EngineEvent>,
-    _admitted: Admitted,
+/// What both kinds of engine are made of.
+struct Parts {
+    handle: EngineHandle,
+    receiver: mpsc::Receiver<Submission>,
+    state: watch::Sender<EngineState>,
+    engine_loop: EngineLoop,
 }
 
-/// One request's place in the engine; given back when dropped.
-struct Admitted(Arc<AtomicUsize>);
-
-impl Drop for Admitted {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// Cheap to clone; the engine ends when all are gone.
-#[derive(Clone)]
-pub struct EngineHandle {
-    submissions: mpsc::Sender<Submission>,
-    state: watch::Receiver<EngineState>,
-    stats: Arc<EngineStats>,
-    next_id: Arc<AtomicU64>,
-    in_engine: Arc<AtomicUsize>,
-    max_queue: usize,
-    max_num_seqs: usize,
-    max_model_len: usize,
-    vocab_size: usize,
-}
-
-/// A request under way. Dropping it cancels the request.
-pub struct Generation {
-    events: mpsc::Receiver<EngineEvent>,
-}
-
-impl Generation {
-    /// The next event; `None` after the last.
-    pub async fn next(&mut self) -> Option<EngineEvent> {
-        self.events.recv().await
-    }
-
-    /// The next event, blocking this thread: for the terminal.
-    pub fn blocking_next(&mut self) -> Option<EngineEvent> {
-        self.events.blocking_recv()
-    }
-}
-
-/// Reads the file's header and starts the engine's thread, which loads the model.
-///
-/// # Errors
-/// When the settings do not fit the model, or the thread cannot be started.
-pub fn spawn(config: EngineConfig, file: GgufFile, tokenizer: Arc<Tokenizer>) -> Result<EngineHandle, LoadError> {
-    let sizes = Sizes::choose(crate::model::ModelConfig::from_gguf(&file)?, &config)?;
+fn parts(config: &EngineConfig, tokenizer: Arc<Tokenizer>, shape: Shape) -> Result<Parts, LoadError> {
     let (submissions, receiver) = mpsc::channel(config.max_queue + config.max_num_seqs);
     let (state_sender, state) = watch::channel(EngineState::Loading(0, 1));
-    let stats = Arc::new(EngineStats::default());
+    let (stats_sender, stats) = watch::channel(EngineStats::default());
+    let metrics = Arc::new(EngineMetrics::new(&config.served_model_name, &shape)?);
+    let (scheduler, engine) = limits(config, shape.max_model_len);
+    let scheduler = Scheduler::new(scheduler, BlockManager::new(shape.num_blocks, BLOCK_SIZE));
+    let engine = Engine::new(scheduler, tokenizer, engine);
     let handle = EngineHandle {
         submissions,
         state,
-        stats: Arc::clone(&stats),
+        stats,
+        metrics: Arc::clone(&metrics),
         next_id: Arc::new(AtomicU64::new(0)),
         in_engine: Arc::new(AtomicUsize::new(0)),
-        max_queue: config.max_queue,
-        max_num_seqs: config.max_num_seqs,
+        shape: Arc::new(shape),
+        fingerprint: Arc::new(OnceLock::new()),
+    };
+    Ok(Parts { handle, receiver, state: state_sender, engine_loop: EngineLoop::new(engine, stats_sender, metrics) })
+}
+
+/// Reads the file's header, opens the device and starts the engine's thread, which loads the model.
+///
+/// # Errors
+/// When the device does not exist, the settings do not fit the model or the device, or the thread cannot be started.
+pub fn spawn(config: EngineConfig, file: GgufFile, tokenizer: Arc<Tokenizer>) -> Result<EngineHandle, LoadError> {
+    let opened = device::select(&config.device)?;
+    let model = ModelConfig::from_gguf(&file)?;
+    let sizes = Sizes::choose(model, &config, &opened.memory(file.tensor_bytes()))?;
+    let shape = Shape {
         max_model_len: sizes.max_model_len,
+        num_blocks: sizes.layout.num_blocks,
+        max_num_seqs: config.max_num_seqs,
+        max_queue: config.max_queue,
         vocab_size: tokenizer.vocab_size(),
     };
+    let Parts { handle, receiver, state, engine_loop } = parts(&config, tokenizer, shape)?;
+    let fingerprint = Arc::clone(&handle.fingerprint);
     let thread = move || {
-        let guard = FailureGuard(state_sender);
-        run(&config, &file, &sizes, tokenizer, receiver, &stats, &guard.0);
+        let guard = FailureGuard(state);
+        let mut progress = |loaded, total| {
+            guard.0.send_replace(EngineState::Loading(loaded, total));
+        };
+        match model_runner::load(opened, &file, &sizes, &config, &mut progress) {
+            Ok(loaded) => {
+                fingerprint.get_or_init(|| fingerprint::of_model(&file, &sizes, config.fingerprint_cache.as_deref()));
+                guard.0.send_replace(EngineState::Ready(loaded.device));
+                block_on(engine_loop.run(loaded.runner, receiver, &guard.0), &guard.0);
+            }
+            Err(error) => {
+                guard.0.send_replace(EngineState::LoadFailed(error.to_string()));
+            }
+        }
     };
-    std::thread::Builder::new()
-        .name("engine".into())
-        .spawn(thread)
-        .map_err(|error| LoadError::Setting(format!("cannot start the engine thread: {error}")))?;
+    start_thread(thread)?;
     Ok(handle)
 }
 
-/// Turns a panic of the engine thread into the failed state, so that nobody waits for it.
+/// Starts an engine on a simulated device: a task of the caller's runtime, or a thread where there is none.
+///
+/// # Errors
+/// When the settings do not fit the profile.
+pub fn spawn_sim(
+    config: &EngineConfig,
+    profile: SimProfile,
+    tokenizer: Arc<Tokenizer>,
+) -> Result<EngineHandle, LoadError> {
+    let max_model_len = profile.max_model_len(config.max_model_len)?;
+    let shape = Shape {
+        max_model_len,
+        num_blocks: profile.kv_blocks,
+        max_num_seqs: config.max_num_seqs,
+        max_queue: config.max_queue,
+        vocab_size: tokenizer.vocab_size(),
+    };
+    let parts = parts(config, Arc::clone(&tokenizer), shape)?;
+    let Parts { handle, receiver, state, engine_loop } = parts;
+    handle.fingerprint.get_or_init(|| profile.fingerprint());
+    state.send_replace(EngineState::Ready(format!("sim:{}", profile.name)));
+    let runner = SimRunner::new(profile, &tokenizer);
+    let work = async move {
+        let guard = FailureGuard(state);
+        engine_loop.run(runner, receiver, &guard.0).await;
+    };
+    match tokio::runtime::Handle::try_current() {
+        Ok(runtime) => drop(runtime.spawn(work)),
+        Err(_) => start_thread(move || {
+            if let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_time().build() {
+                runtime.block_on(work);
+            }
+        })?,
+    }
+    Ok(handle)
+}
+
+fn start_thread(work: impl FnOnce() + Send + 'static) -> Result<(), LoadError> {
+    let spawned = std::thread::Builder::new().name("engine".into()).spawn(work);
+    spawned.map(drop).map_err(|error| LoadError::Setting(format!("cannot start the engine thread: {error}")))
+}
+
+/// Runs the loop on this thread.
+fn block_on(work: impl Future<Output = ()>, state: &watch::Sender<EngineState>) {
+    match tokio::runtime::Builder::new_current_thread().enable_time().build() {
+        Ok(runtime) => runtime.block_on(work),
+        Err(error) => {
+            state.send_replace(EngineState::Failed(format!("cannot start the engine's timer: {error}")));
+        }
+    }
+}
+
+/// Turns a panic of the engine into the failed state, so that nobody waits for it.
 struct FailureGuard(watch::Sender<EngineState>);
 
 impl Drop for FailureGuard {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.send_replace(EngineState::Failed("the engine thread panicked".into()));
-        }
-    }
-}
-
-fn run(
-    config: &EngineConfig,
-    file: &GgufFile,
-    sizes: &Sizes,
-    tokenizer: Arc<Tokenizer>,
-    receiver: mpsc::Receiver<Submission>,
-    stats: &EngineStats,
-    state: &watch::Sender<EngineState>,
-) {
-    let mut progress = |loaded, total| {
-        state.send_replace(EngineState::Loading(loaded, total));
-    };
-    let loaded = match model_runner::load(file, sizes, config, &mut progress) {
-        Ok(loaded) => loaded,
-        Err(error) => {
-            state.send_replace(EngineState::LoadFailed(error.to_string()));
-            return;
-        }
-    };
-    let limits =
-        SchedulerLimits { max_num_seqs: config.max_num_seqs, max_num_batched_tokens: config.max_num_batched_tokens };
-    let scheduler = Scheduler::new(limits, BlockManager::new(sizes.layout.num_blocks, BLOCK_SIZE));
-    let engine = Engine::new(loaded.runner, scheduler, tokenizer, sizes.max_model_len);
-    state.send_replace(EngineState::Ready(loaded.device));
-    EngineLoop { engine, receiver, readers: HashMap::new(), stats }.run(state);
-}
-
-struct EngineLoop<'a> {
-    engine: Engine,
-    receiver: mpsc::Receiver<Submission>,
-    readers: HashMap<RequestId, Reader>,
-    stats: &'a EngineStats,
-}
-
-impl EngineLoop<'_> {
-    fn run(&mut self, state: &watch::Sender<EngineState>) {
-        while self.take_submissions() {
-            self.drop_abandoned();
-            let stepped = self.engine.step();
-            self.stats.num_steps.fetch_add(1, Ordering::Relaxed);
-            // Before the events, so that who sees an answer end sees its blocks free.
-            self.publish();
-            match stepped {
-                Ok(events) => events.into_iter().for_each(|(id, event)| self.deliver(id, event)),
-                Err(error) => {
-                    tracing::error!(%error, requests = self.readers.len(), "device failed");
-                    state.send_replace(EngineState::Failed(error.to_string()));
-                    for (_, reader) in self.readers.drain() {
-                        send(&reader, EngineEvent::Failed(RequestError::EngineFailed(error.to_string())));
-                    }
-                    return;
-                }
-            }
-        }
-    }
-
-    /// Takes what has been submitted, waiting only when there is nothing to do. False when all handles are gone.
-    fn take_submissions(&mut self) -> bool {
-        if self.engine.scheduler().is_idle() {
-            match self.receiver.blocking_recv() {
-                Some(submission) => self.take(submission),
-                None => return false,
-            }
-        }
-        while let Ok(submission) = self.receiver.try_recv() {
-            self.take(submission);
-        }
-        true
-    }
-
-    fn take(&mut self, submission: Submission) {
-        let Submission { id, prompt, params, reader } = submission;
-        self.readers.insert(id, reader);
-        self.engine.add(id, prompt, params);
-    }
-
-    fn drop_abandoned(&mut self) {
-        let gone: Vec<RequestId> =
-            self.readers.iter().filter(|(_, reader)| reader.events.is_closed()).map(|(id, _)| *id).collect();
-        for id in gone {
-            self.readers.remove(&id);
-            self.engine.abort(id);
-        }
-    }
-
-    fn deliver(&mut self, id: RequestId, event: EngineEvent) {
-        let Some(reader) = self.readers.get(&id) else { return };
-        let is_last = event.is_last();
-        send(reader, event);
-        if is_last {
-            self.readers.remove(&id);
-        }
-    }
-
-    fn publish(&self) {
-        let scheduler = self.engine.scheduler();
-        let blocks = scheduler.blocks();
-        self.stats.num_running.store(scheduler.num_running(), Ordering::Relaxed);
-        self.stats.num_waiting.store(scheduler.num_waiting(), Ordering::Relaxed);
-        self.stats.num_used_blocks.store(blocks.num_blocks() - blocks.num_free_blocks(), Ordering::Relaxed);
-    }
-}
-
-/// The channel has room for all that a request can send, so sending fails only when the reader is gone, which the next
-/// step notices.
-fn send(reader: &Reader, event: EngineEvent) {
-    drop(reader.events.try_send(event));
-}
-
-impl EngineHandle {
-    /// Longest sequence.
-    pub fn max_model_len(&self) -> usize {
-        self.max_model_len
-    }
-
-    /// Where the engine stands.
-    pub fn state(&self) -> EngineState {
-        self.state.borrow().clone()
-    }
-
-    /// Follows the engine's state.
-    pub fn watch(&self) -> watch::Receiver<EngineState> {
-        self.state.clone()
-    }
-
-    /// The engine's numbers.
-    pub fn stats(&self) -> &EngineStats {
-        &self.stats
-    }
-
-    /// Checks a request and hands it to the engine.
-    ///
-    /// # Errors
-    /// When it can never run, too many wait, or the engine does not run.
-    pub fn generate(&self, prompt: Vec<u32>, params: SamplingParams) -> Result<Generation, RequestError> {
-        match self.state() {
-            EngineState::Ready(_) => {}
-            EngineState::Loading(..) => return Err(RequestError::Loading),
-            EngineState::LoadFailed(reason) | EngineState::Failed(reason) => {
-                return Err(RequestError::EngineFailed(reason));
-            }
-        }
-        self.check(&prompt, &params)?;
-        let in_engine = self.in_engine.fetch_add(1, Ordering::Relaxed);
-        let admitted = Admitted(Arc::clone(&self.in_engine));
-        let full = || RequestError::QueueFull { in_engine, limit: self.max_queue + self.max_num_seqs };
-        if in_engine >= self.max_queue + self.max_num_seqs {
-            return Err(full());
-        }
-        let (sender, events) = mpsc::channel(params.max_tokens + 2);
-        let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
-        let reader = Reader { events: sender, _admitted: admitted };
-        self.submissions.try_send(Submission { id, prompt, params, reader }).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => full(),
-            mpsc::error::TrySendError::Closed(_) => RequestError::EngineFailed("its thread has ended".into()),
-        })?;
-        Ok(Generation { events })
-    }
-
-    fn check(&self, prompt: &[u32], params: &SamplingParams) -> Result<(), RequestError> {
-        if prompt.is_empty() {
-            return Err(RequestError::EmptyPrompt);
-        }
-        if prompt.len() + params.max_tokens > self.max_model_len {
-            let (prompt, max_tokens) = (prompt.len(), params.max_tokens);
-            return Err(RequestError::TooLong { prompt, max_tokens, max_model_len: self.max_model_len });
-        }
-        match prompt.iter().find(|&&id| id as usize >= self.vocab_size) {
-            Some(&id) => Err(RequestError::UnknownToken { id, vocab_size: self.vocab_size }),
-            None => Ok(()),
         }
     }
 }

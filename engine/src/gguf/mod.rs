@@ -108,6 +108,28 @@ impl GgufFile {
         self.map.len() as u64
     }
 
+    /// Bytes of all tensors with what lies between them.
+    pub fn tensor_bytes(&self) -> u64 {
+        let start = self.tensors.values().map(|raw| raw.offset).min().unwrap_or(self.size_bytes());
+        self.size_bytes().saturating_sub(start)
+    }
+
+    /// BLAKE3 of the tensors: names, types, shapes and bytes, but not of the metadata. Reads the whole file.
+    pub fn hash_tensors(&self) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new();
+        let start = self.size_bytes() - self.tensor_bytes();
+        for (name, raw) in &self.tensors {
+            hasher.update(&(name.len() as u64).to_le_bytes());
+            hasher.update(name.as_bytes());
+            let numbers = [u64::from(raw.type_id), raw.offset - start, raw.dims.len() as u64];
+            numbers.iter().chain(&raw.dims).for_each(|number| {
+                hasher.update(&number.to_le_bytes());
+            });
+        }
+        hasher.update_rayon(&self.map[start as usize..]);
+        *hasher.finalize().as_bytes()
+    }
+
     /// Whether a tensor of this name is listed.
     pub fn has_tensor(&self, name: &str) -> bool {
         self.tensors.contains_key(name)

@@ -26,11 +26,23 @@ pub struct Kernel {
     layout: wgpu::BindGroupLayout,
 }
 
+/// What a submit does, in order.
+enum Recorded {
+    Dispatch(Dispatch),
+    Copy(Copy),
+}
+
 struct Dispatch {
     pipeline: wgpu::ComputePipeline,
     bind_group: wgpu::BindGroup,
     params_offset: u32,
     grid: [u32; 3],
+}
+
+struct Copy {
+    from: (wgpu::Buffer, u64),
+    to: (wgpu::Buffer, u64),
+    bytes: u64,
 }
 
 /// Dispatches whose parameters fit the uniform buffer; more than that are cut into a second submit.
@@ -46,7 +58,8 @@ pub struct Encoder {
     params: wgpu::Buffer,
     params_stride: u64,
     params_bytes: Vec<u8>,
-    recorded: Vec<Dispatch>,
+    recorded: Vec<Recorded>,
+    num_dispatches: u64,
     work: u64,
     max_work: u64,
 }
@@ -69,6 +82,7 @@ impl Encoder {
             params_stride,
             params_bytes: Vec::new(),
             recorded: Vec::new(),
+            num_dispatches: 0,
             work: 0,
             max_work,
         }
@@ -150,12 +164,26 @@ impl Encoder {
         let params_offset = self.params_bytes.len() as u32;
         self.params_bytes.extend_from_slice(bytemuck::bytes_of(params));
         self.params_bytes.resize(params_offset as usize + self.params_stride as usize, 0);
-        self.recorded.push(Dispatch { pipeline: kernel.pipeline.clone(), bind_group, params_offset, grid });
+        let dispatch = Dispatch { pipeline: kernel.pipeline.clone(), bind_group, params_offset, grid };
+        self.recorded.push(Recorded::Dispatch(dispatch));
+        self.num_dispatches += 1;
         self.work += work;
-        if self.work > self.max_work || self.recorded.len() as u64 == MAX_DISPATCHES {
+        if self.work > self.max_work || self.params_bytes.len() as u64 == self.params_stride * MAX_DISPATCHES {
             self.submit()?;
         }
         Ok(())
+    }
+
+    /// Records a copy of the first `bytes` (a multiple of 4) of one buffer to another.
+    pub fn copy(&mut self, from: &GpuBuffer, to: &GpuBuffer, bytes: u64) {
+        assert!(bytes <= from.size && bytes <= to.size && bytes.is_multiple_of(4));
+        let owned = |(buffer, offset): (&wgpu::Buffer, u64)| (buffer.clone(), offset);
+        self.recorded.push(Recorded::Copy(Copy { from: owned(from.raw()), to: owned(to.raw()), bytes }));
+    }
+
+    /// Dispatches recorded since the start.
+    pub fn num_dispatches(&self) -> u64 {
+        self.num_dispatches
     }
 
     fn bind_group(&mut self, kernel: &Kernel, buffers: &[&GpuBuffer]) -> wgpu::BindGroup {
@@ -191,9 +219,14 @@ impl Encoder {
         self.gpu.queue.write_buffer(&self.params, 0, &self.params_bytes);
         let mut encoder =
             self.gpu.device.create_command_encoder(&wgpu::CommandEncoderDescriptor { label: Some("step") });
-        {
+        for run in self.recorded.chunk_by(|a, b| matches!((a, b), (Recorded::Dispatch(_), Recorded::Dispatch(_)))) {
+            if let [Recorded::Copy(Copy { from, to, bytes })] = run {
+                encoder.copy_buffer_to_buffer(&from.0, from.1, &to.0, to.1, *bytes);
+                continue;
+            }
             let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
-            for dispatch in &self.recorded {
+            for recorded in run {
+                let Recorded::Dispatch(dispatch) = recorded else { continue };
                 pass.set_pipeline(&dispatch.pipeline);
                 pass.set_bind_group(0, &dispatch.bind_group, &[dispatch.params_offset]);
                 let [x, y, z] = dispatch.grid;

@@ -27,6 +27,8 @@ pub struct Gpu {
     pub queue: wgpu::Queue,
     client: Client,
     next_id: AtomicU64,
+    /// Bytes of all buffers that are alive.
+    allocated: Arc<AtomicU64>,
     /// First error that no scope caught: from then on the device is failed.
     failure: Arc<OnceLock<DeviceError>>,
 }
@@ -42,6 +44,13 @@ pub struct GpuBuffer {
     /// burn's hold on the allocation, whose type it does not export: while held, the memory is not freed, handed out
     /// again or moved.
     _allocation: Box<dyn Any + Send>,
+    allocated: Arc<AtomicU64>,
+}
+
+impl Drop for GpuBuffer {
+    fn drop(&mut self) {
+        self.allocated.fetch_sub(self.size, Ordering::Relaxed);
+    }
 }
 
 impl GpuBuffer {
@@ -67,7 +76,7 @@ impl Gpu {
             _ => return Err(refused("not a cubecl device".into())),
         };
         let failure = Arc::new(OnceLock::new());
-        let gpu = Self { info, device, queue, client, next_id: AtomicU64::new(0), failure };
+        let gpu = Self { info, device, queue, client, next_id: AtomicU64::new(0), allocated: Arc::default(), failure };
         gpu.watch();
         Ok(gpu)
     }
@@ -108,6 +117,11 @@ impl Gpu {
         self.device.destroy();
     }
 
+    /// Bytes of all buffers that are alive.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.allocated.load(Ordering::Relaxed)
+    }
+
     /// Largest part of a buffer that one binding can cover, bytes.
     pub fn max_binding_bytes(&self) -> u64 {
         let limits = self.device.limits();
@@ -131,7 +145,9 @@ impl Gpu {
         self.check()?;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (buffer, offset) = (resource.resource().buffer.clone(), resource.resource().offset);
-        Ok(GpuBuffer { id, size, buffer, offset, _allocation: Box::new(resource) })
+        self.allocated.fetch_add(size, Ordering::Relaxed);
+        let allocated = Arc::clone(&self.allocated);
+        Ok(GpuBuffer { id, size, buffer, offset, _allocation: Box::new(resource), allocated })
     }
 
     /// A buffer holding `data`.

@@ -2,6 +2,7 @@
 //!
 //! Called by `ops/wgpu.rs` only. A wrapper checks shapes, fills the parameter struct and hands the encoder a dispatch.
 
+mod adjust_logits;
 mod argmax;
 mod embedding;
 mod encoder;
@@ -17,10 +18,13 @@ mod quantize_activations;
 mod reshape_and_cache;
 mod rms_norm;
 mod rotary_embedding;
+mod sample;
 mod silu_and_mul;
+mod token_logprobs;
 mod top_k;
 mod weights;
 
+pub use adjust_logits::adjust_logits;
 pub use argmax::argmax;
 pub use embedding::embedding;
 pub use encoder::{Encoder, Kernel};
@@ -36,6 +40,8 @@ pub use quantize_activations::quantize_activations;
 pub use reshape_and_cache::reshape_and_cache;
 pub use rms_norm::rms_norm;
 pub use rotary_embedding::rotary_embedding;
+pub use sample::sample;
 pub use silu_and_mul::silu_and_mul;
+pub use token_logprobs::token_logprobs;
 pub use top_k::top_k;
 pub use weights::{DeviceFormat, DeviceMatrix, Shard};

@@ -134,7 +134,7 @@ mod tests {
                 }
             }
             let Plan { workgroup_size, reduce_size, decode_size, query_tile, split, .. } = plan;
-            for shader in ["silu_and_mul", "gather_rows", "rotary_embedding", "quantize_activations"] {
+            for shader in ["silu_and_mul", "gather_rows", "rotary_embedding", "quantize_activations", "adjust_logits"] {
                 has(shader, &format!("WORKGROUP_SIZE={workgroup_size}"));
             }
             for shader in ["rms_norm", "argmax"] {

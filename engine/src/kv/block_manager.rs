@@ -1,7 +1,10 @@
-//! A sequence's blocks: how many it needs, its block table, and giving them back.
+//! A sequence's blocks: which cached ones it starts with, growing its table as tokens appear, naming what is full, and
+//! giving all back.
 //!
-//! Called by the scheduler; pure bookkeeping over the pool. A sequence reserves blocks for its prompt and `max_tokens`
-//! when it starts, so that a running sequence never waits for a block.
+//! Called by the scheduler; pure bookkeeping over the pool. Invariant: only full blocks have names, and only after the
+//! step that filled them, so that a shared block is never written.
+
+use protocol::BlockHash;
 
 use super::block_pool::{BlockId, BlockPool};
 
@@ -9,6 +12,8 @@ use super::block_pool::{BlockId, BlockPool};
 #[derive(Debug, Default)]
 pub struct BlockTable {
     block_ids: Vec<BlockId>,
+    /// How many of them, from the first, have been offered to the pool under their names.
+    num_named: usize,
 }
 
 impl BlockTable {
@@ -16,6 +21,15 @@ impl BlockTable {
     pub fn block_ids(&self) -> &[BlockId] {
         &self.block_ids
     }
+}
+
+/// What the pool holds of a prompt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CachedPrefix {
+    /// Leading blocks that are there.
+    pub num_blocks: usize,
+    /// How many of them no sequence holds: taking them uses free blocks up.
+    pub num_free: usize,
 }
 
 /// Owner of the pool.
@@ -46,45 +60,122 @@ impl BlockManager {
         self.pool.num_free()
     }
 
+    /// Blocks whose contents have a name, held or free.
+    pub fn num_cached_blocks(&self) -> usize {
+        self.pool.num_named()
+    }
+
     /// Tokens that the whole pool holds.
     pub fn capacity_tokens(&self) -> usize {
         self.pool.num_blocks() * self.block_size
     }
 
-    /// Whether `num_tokens` tokens fit into the free blocks.
-    pub fn can_allocate(&self, num_tokens: usize) -> bool {
-        num_tokens.div_ceil(self.block_size) <= self.pool.num_free()
+    /// Blocks of `num_tokens` tokens.
+    pub fn blocks_of(&self, num_tokens: usize) -> usize {
+        num_tokens.div_ceil(self.block_size)
     }
 
-    /// Takes the blocks of `num_tokens` tokens; `None`, and nothing taken, where they are not free.
-    pub fn allocate(&mut self, num_tokens: usize) -> Option<BlockTable> {
-        if !self.can_allocate(num_tokens) {
-            return None;
+    /// The longest prefix of `hashes` that the pool holds.
+    pub fn cached_prefix(&self, hashes: &[BlockHash]) -> CachedPrefix {
+        let mut cached = CachedPrefix::default();
+        for block_id in hashes.iter().map_while(|hash| self.pool.find(hash)) {
+            cached.num_blocks += 1;
+            cached.num_free += usize::from(self.pool.is_free(block_id));
         }
-        let block_ids = (0..num_tokens.div_ceil(self.block_size)).map_while(|_| self.pool.take()).collect();
-        Some(BlockTable { block_ids })
+        cached
     }
 
-    /// Gives a sequence's blocks back, last first.
+    /// A table that starts with the cached blocks of `hashes`, all of which the pool holds.
+    pub fn start(&mut self, hashes: &[BlockHash]) -> BlockTable {
+        let block_ids: Vec<BlockId> = hashes.iter().map_while(|hash| self.pool.find(hash)).collect();
+        block_ids.iter().for_each(|&block_id| self.pool.hold(block_id));
+        BlockTable { num_named: block_ids.len(), block_ids }
+    }
+
+    /// Makes room in a table for `num_tokens` tokens in all; false, and nothing taken, where too few blocks are free.
+    pub fn grow(&mut self, table: &mut BlockTable, num_tokens: usize) -> bool {
+        let missing = self.blocks_of(num_tokens).saturating_sub(table.block_ids.len());
+        if missing > self.pool.num_free() {
+            return false;
+        }
+        table.block_ids.extend((0..missing).map_while(|_| self.pool.take()));
+        true
+    }
+
+    /// Tokens that a table can come to hold with the blocks that are free now.
+    pub fn room(&self, table: &BlockTable) -> usize {
+        (table.block_ids.len() + self.pool.num_free()) * self.block_size
+    }
+
+    /// Names the blocks that `num_computed_tokens` tokens have filled; `hashes` are the sequence's names in order.
+    pub fn name_full_blocks(&mut self, table: &mut BlockTable, hashes: &[BlockHash], num_computed_tokens: usize) {
+        let full = (num_computed_tokens / self.block_size).min(hashes.len());
+        let unnamed = table.num_named.min(full)..full;
+        for (&block_id, &hash) in table.block_ids[unnamed.clone()].iter().zip(&hashes[unnamed]) {
+            self.pool.name(block_id, hash);
+        }
+        table.num_named = table.num_named.max(full);
+    }
+
+    /// Gives a sequence's blocks back, last first: the tail of a chain is reused before its head.
     pub fn free(&mut self, table: BlockTable) {
         for block_id in table.block_ids.into_iter().rev() {
             self.pool.release(block_id);
         }
+    }
+
+    /// The pool, for tests of its books.
+    pub fn pool(&self) -> &BlockPool {
+        &self.pool
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use protocol::Salt;
+
+    fn chain(tokens: &[u32]) -> Vec<BlockHash> {
+        BlockHash::root(&Salt::default()).chain(tokens, 16)
+    }
 
     #[test]
-    fn allocation_is_all_or_nothing() {
+    fn growing_is_all_or_nothing() {
         let mut manager = BlockManager::new(4, 16);
-        let first = manager.allocate(33).unwrap();
-        assert_eq!((first.block_ids().len(), manager.num_free_blocks()), (3, 1));
-        assert!(manager.allocate(17).is_none());
-        assert_eq!(manager.num_free_blocks(), 1);
-        manager.free(first);
+        let mut table = BlockTable::default();
+        assert!(manager.grow(&mut table, 33));
+        assert_eq!((table.block_ids().len(), manager.num_free_blocks()), (3, 1));
+        assert!(manager.grow(&mut table, 48) && !manager.grow(&mut table, 65));
+        assert_eq!((manager.num_free_blocks(), manager.room(&table)), (1, 64));
+        manager.free(table);
+        assert_eq!(manager.num_free_blocks(), 4);
+    }
+
+    #[test]
+    fn a_released_prefix_is_found_until_its_tail_is_reused() {
+        let mut manager = BlockManager::new(4, 16);
+        let tokens: Vec<u32> = (0..64).collect();
+        let hashes = chain(&tokens);
+        let mut table = BlockTable::default();
+        assert!(manager.grow(&mut table, 64));
+        assert_eq!(manager.cached_prefix(&hashes), CachedPrefix::default(), "nothing is named before it is computed");
+        manager.name_full_blocks(&mut table, &hashes, 63);
+        assert_eq!(manager.cached_prefix(&hashes).num_blocks, 3, "a block that is not full has no name");
+        manager.name_full_blocks(&mut table, &hashes, 64);
+        let head = table.block_ids()[0];
+        manager.free(table);
+        assert_eq!(manager.cached_prefix(&hashes), CachedPrefix { num_blocks: 4, num_free: 4 });
+        let mut other = BlockTable::default();
+        assert!(manager.grow(&mut other, 32));
+        assert_eq!(manager.cached_prefix(&hashes), CachedPrefix { num_blocks: 2, num_free: 2 }, "the tail went first");
+        let shared = manager.start(&hashes[..2]);
+        let again = manager.start(&hashes[..2]);
+        assert_eq!((shared.block_ids()[0], again.block_ids()), (head, shared.block_ids()));
+        assert_eq!((manager.num_free_blocks(), manager.cached_prefix(&hashes).num_free), (0, 0));
+        manager.free(shared);
+        assert_eq!(manager.num_free_blocks(), 0, "still held by the other");
+        manager.free(again);
+        manager.free(other);
         assert_eq!(manager.num_free_blocks(), 4);
     }
 }

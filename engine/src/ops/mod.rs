@@ -159,4 +159,12 @@ pub trait Ops: Sized {
     /// # Errors
     /// When the device has failed.
     fn select(&mut self, logits: &Self::Buffer) -> Result<Vec<Selected>, DeviceError>;
+
+    /// Kernels dispatched since the start.
+    fn num_dispatches(&self) -> u64 {
+        0
+    }
+
+    /// Device memory allocated, bytes.
+    fn memory_bytes(&self) -> u64;
 }

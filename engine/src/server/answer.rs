@@ -1,8 +1,12 @@
-//! What all answers share: ids, times, and collecting a whole answer from the engine's events.
+//! What all answers share: ids, times, the events of a request's answers as one stream, and collecting them.
 
+use std::pin::Pin;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use futures_util::stream::{self, Stream, StreamExt};
+
 use super::error::ApiError;
+use crate::batch::TokenLogprob;
 use crate::engine_loop::Generation;
 use crate::event::{EngineEvent, RequestError};
 
@@ -17,25 +21,85 @@ pub(super) fn new_id(prefix: &str) -> String {
     format!("{prefix}-{:016x}{:016x}", half(), half())
 }
 
+/// What every chunk and answer of one request begins with.
+#[derive(Clone, Debug)]
+pub(super) struct Head {
+    pub(super) id: String,
+    pub(super) created: u64,
+    pub(super) model: String,
+}
+
+/// A token of an answer.
+pub(super) type Token = (u32, Option<TokenLogprob>);
+
+/// Events with the index of the answer that they belong to. Dropping it cancels all answers.
+pub(super) type Events = Pin<Box<dyn Stream<Item = (usize, EngineEvent)> + Send>>;
+
+/// The events of some answers, as they come.
+pub(super) fn merged(generations: Vec<Generation>) -> Events {
+    let events = generations.into_iter().enumerate().map(|(index, generation)| {
+        Box::pin(stream::unfold(generation, move |mut generation| async move {
+            generation.next().await.map(|event| ((index, event), generation))
+        }))
+    });
+    Box::pin(stream::select_all(events))
+}
+
 /// A complete answer.
+#[derive(Clone, Debug, Default)]
 pub(super) struct Answer {
     pub(super) text: String,
     pub(super) finish_reason: &'static str,
     pub(super) num_generated: usize,
+    pub(super) num_cached_tokens: usize,
+    pub(super) tokens: Vec<Token>,
+    pub(super) prompt_logprobs: Vec<(u32, TokenLogprob)>,
 }
 
-/// Waits for the whole answer.
-pub(super) async fn collect(mut generation: Generation) -> Result<Answer, ApiError> {
-    let mut answer = String::new();
-    while let Some(event) = generation.next().await {
+impl Answer {
+    /// Mean log probability of its tokens: what `best_of` compares.
+    fn mean_logprob(&self) -> f64 {
+        let logprobs = self.tokens.iter().filter_map(|(_, logprob)| logprob.as_ref());
+        logprobs.map(|logprob| f64::from(logprob.logprob)).sum::<f64>() / self.tokens.len().max(1) as f64
+    }
+}
+
+/// Waits for all answers of a request.
+pub(super) async fn collect(generations: Vec<Generation>) -> Result<Vec<Answer>, ApiError> {
+    let mut answers = vec![Answer::default(); generations.len()];
+    let mut num_left = answers.len();
+    let mut events = merged(generations);
+    while let Some((index, event)) = events.next().await {
+        let answer = &mut answers[index];
         match event {
-            EngineEvent::Token { text, .. } => answer.push_str(&text),
+            EngineEvent::Prompt { num_cached_tokens, logprobs } => {
+                answer.num_cached_tokens = num_cached_tokens;
+                answer.prompt_logprobs = logprobs;
+            }
+            EngineEvent::Token { text, token_id, logprob } => {
+                answer.text.push_str(&text);
+                answer.tokens.push((token_id, logprob));
+            }
             EngineEvent::Finished { reason, text, num_generated } => {
-                answer.push_str(&text);
-                return Ok(Answer { text: answer, finish_reason: reason.as_str(), num_generated });
+                answer.text.push_str(&text);
+                answer.finish_reason = reason.as_str();
+                answer.num_generated = num_generated;
+                num_left -= 1;
             }
             EngineEvent::Failed(error) => return Err(error.into()),
         }
     }
-    Err(RequestError::EngineFailed("its thread has ended".into()).into())
+    if num_left > 0 {
+        return Err(RequestError::EngineFailed("its thread has ended".into()).into());
+    }
+    Ok(answers)
+}
+
+/// The `n` answers with the highest mean log probability a token, best first.
+pub(super) fn best(mut answers: Vec<Answer>, n: usize) -> Vec<Answer> {
+    if n < answers.len() {
+        answers.sort_by(|a, b| b.mean_logprob().total_cmp(&a.mean_logprob()));
+        answers.truncate(n);
+    }
+    answers
 }

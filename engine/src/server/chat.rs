@@ -1,81 +1,112 @@
 //! `POST /v1/chat/completions`.
 
-use axum::Json;
+use std::sync::Arc;
+
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use protocol::openai::{
     ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ChatMessage, ChatRequest, Usage,
 };
 
+use super::answer::{Head, Token};
+use super::auth::Caller;
 use super::error::ApiError;
+use super::request::Wanted;
 use super::stream::{self, Chunks};
-use super::{Shared, answer};
+use super::{Server, Shared, answer, logprobs};
+use crate::batch::TokenLogprob;
 
 /// Answers a conversation, whole or streamed.
-pub(super) async fn chat_completions(State(server): Shared, body: Body) -> Result<Response, ApiError> {
+pub(super) async fn chat_completions(
+    State(server): Shared,
+    Extension(caller): Extension<Caller>,
+    body: Body,
+) -> Result<Response, ApiError> {
     server.check_serving()?;
     let request = ChatRequest::parse(&server.json(body).await?)?;
     server.check_model(request.model.as_deref())?;
     let prompt = server.chat_prompt(request.messages, true).await?;
-    let prompt_tokens = prompt.len();
-    let params = server.sampling_params(&request.sampling, prompt_tokens, None)?;
-    let generation = server.engine.generate(prompt, params)?;
-    let chunks = ChatChunks {
-        id: answer::new_id("chatcmpl"),
-        created: answer::unix_time_s(),
-        model: request.model.unwrap_or_else(|| server.model_name().to_owned()),
-        prompt_tokens,
-        include_usage: request.sampling.include_usage,
+    let sampling = &request.sampling;
+    let wanted = Wanted {
+        num_answers: sampling.n,
+        logprobs: request.logprobs,
+        prompt_logprobs: sampling.prompt_logprobs,
+        default_max_tokens: None,
     };
-    if request.sampling.stream {
-        return Ok(stream::respond(generation, chunks));
+    let prompt_tokens = prompt.len();
+    let generations = server.generate(prompt, sampling, &wanted)?;
+    let head = server.head("chatcmpl", request.model);
+    if sampling.stream {
+        let include_usage = sampling.include_usage;
+        let has_logprobs = request.logprobs.is_some();
+        let chunks = ChatChunks { server: Arc::clone(&server), head, prompt_tokens, include_usage, has_logprobs };
+        return Ok(stream::respond(server, caller, generations, chunks, prompt_tokens));
     }
-    let answer = answer::collect(generation).await?;
-    let message = ChatMessage { role: "assistant", content: answer.text };
-    let choice = ChatChoice { index: 0, message, logprobs: None, finish_reason: answer.finish_reason };
-    let ChatChunks { id, created, model, .. } = chunks;
-    let usage = Usage::new(prompt_tokens, answer.num_generated);
-    let completion = ChatCompletion { id, object: "chat.completion", created, model, choices: vec![choice], usage };
-    Ok(Json(completion).into_response())
+    let answers = answer::collect(generations).await?;
+    let usage = server.usage(&caller, prompt_tokens, &answers);
+    let first_logprobs = answers.first().filter(|_| sampling.prompt_logprobs.is_some());
+    let prompt_logprobs = first_logprobs.map(|first| logprobs::prompt(&server.tokenizer, &first.prompt_logprobs));
+    let choice = |(index, answer): (usize, answer::Answer)| ChatChoice {
+        index,
+        logprobs: request.logprobs.map(|_| logprobs::chat(&server.tokenizer, &answer.tokens)),
+        message: ChatMessage { role: "assistant", content: answer.text },
+        finish_reason: answer.finish_reason,
+    };
+    let choices = answers.into_iter().enumerate().map(choice).collect();
+    let Head { id, created, model } = head;
+    let object = "chat.completion";
+    Ok(Json(ChatCompletion { id, object, created, model, choices, usage, prompt_logprobs }).into_response())
 }
 
 struct ChatChunks {
-    id: String,
-    created: u64,
-    model: String,
+    server: Arc<Server>,
+    head: Head,
     prompt_tokens: usize,
     include_usage: bool,
+    has_logprobs: bool,
 }
 
 impl ChatChunks {
     fn chunk(&self, choices: Vec<ChatChunkChoice>, usage: Option<Usage>) -> ChatChunk {
-        let (id, created, model) = (self.id.clone(), self.created, self.model.clone());
+        let Head { id, created, model } = self.head.clone();
         ChatChunk { id, object: "chat.completion.chunk", created, model, choices, usage }
-    }
-
-    fn delta(&self, delta: ChatDelta, finish_reason: Option<&'static str>) -> ChatChunk {
-        self.chunk(vec![ChatChunkChoice { index: 0, delta, logprobs: None, finish_reason }], None)
     }
 }
 
 impl Chunks for ChatChunks {
     type Chunk = ChatChunk;
 
-    fn first(&self) -> Option<ChatChunk> {
-        Some(self.delta(ChatDelta { role: Some("assistant"), content: Some(String::new()) }, None))
+    fn first(&self, index: usize) -> Option<ChatChunk> {
+        let delta = ChatDelta { role: Some("assistant"), content: Some(String::new()) };
+        Some(self.chunk(vec![ChatChunkChoice { index, delta, logprobs: None, finish_reason: None }], None))
     }
 
-    fn text(&self, text: String) -> ChatChunk {
-        self.delta(ChatDelta { role: None, content: Some(text) }, None)
+    fn prompt(&mut self, _index: usize, _logprobs: &[(u32, TokenLogprob)]) -> Option<ChatChunk> {
+        None
     }
 
-    fn last(&self, text: String, finish_reason: &'static str) -> ChatChunk {
-        let content = (!text.is_empty()).then_some(text);
-        self.delta(ChatDelta { role: None, content }, Some(finish_reason))
+    fn wants_every_token(&self) -> bool {
+        self.has_logprobs
     }
 
-    fn usage(&self, num_generated: usize) -> Option<ChatChunk> {
-        self.include_usage.then(|| self.chunk(Vec::new(), Some(Usage::new(self.prompt_tokens, num_generated))))
+    fn tokens(
+        &mut self,
+        index: usize,
+        text: String,
+        tokens: &[Token],
+        finish_reason: Option<&'static str>,
+    ) -> ChatChunk {
+        let has_content = finish_reason.is_none() || !text.is_empty();
+        let delta = ChatDelta { role: None, content: has_content.then_some(text) };
+        let wanted = self.has_logprobs && !tokens.is_empty();
+        let logprobs = wanted.then(|| logprobs::chat(&self.server.tokenizer, tokens));
+        self.chunk(vec![ChatChunkChoice { index, delta, logprobs, finish_reason }], None)
+    }
+
+    fn usage(&self, num_cached: usize, num_generated: usize) -> Option<ChatChunk> {
+        let usage = Usage::new(self.prompt_tokens, num_cached, num_generated);
+        self.include_usage.then(|| self.chunk(Vec::new(), Some(usage)))
     }
 }

@@ -1,77 +1,184 @@
 //! `POST /v1/completions`.
 
-use axum::Json;
+use std::sync::Arc;
+
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use protocol::openai::{Completion, CompletionChoice, CompletionRequest, Usage};
+use axum::{Extension, Json};
+use protocol::openai::{Completion, CompletionChoice, CompletionLogprobs, CompletionRequest, Prompt, Usage};
 
+use super::answer::{Answer, Head, Token};
+use super::auth::Caller;
 use super::error::ApiError;
+use super::logprobs::CompletionWriter;
+use super::request::Wanted;
 use super::stream::{self, Chunks};
-use super::{Shared, answer};
+use super::{Server, Shared, answer, logprobs};
+use crate::batch::TokenLogprob;
 
 /// OpenAI's default of this endpoint.
 const DEFAULT_MAX_TOKENS: usize = 16;
 
 /// Continues a text or token ids, whole or streamed.
-pub(super) async fn completions(State(server): Shared, body: Body) -> Result<Response, ApiError> {
+pub(super) async fn completions(
+    State(server): Shared,
+    Extension(caller): Extension<Caller>,
+    body: Body,
+) -> Result<Response, ApiError> {
     server.check_serving()?;
     let request = CompletionRequest::parse(&server.json(body).await?)?;
     server.check_model(request.model.as_deref())?;
+    let echo_text = request.echo.then(|| server.prompt_text(&request.prompt));
     let prompt = server.completion_prompt(request.prompt).await?;
-    let prompt_tokens = prompt.len();
-    let params = server.sampling_params(&request.sampling, prompt_tokens, Some(DEFAULT_MAX_TOKENS))?;
-    let generation = server.engine.generate(prompt, params)?;
-    let chunks = CompletionChunks {
-        id: answer::new_id("cmpl"),
-        created: answer::unix_time_s(),
-        model: request.model.unwrap_or_else(|| server.model_name().to_owned()),
-        prompt_tokens,
-        include_usage: request.sampling.include_usage,
+    let sampling = &request.sampling;
+    // Which of more answers are best is told by their log probabilities.
+    let compares = request.best_of > sampling.n;
+    let wanted = Wanted {
+        num_answers: request.best_of,
+        logprobs: request.logprobs.or(compares.then_some(0)),
+        prompt_logprobs: sampling.prompt_logprobs.max(request.logprobs.filter(|_| request.echo)),
+        default_max_tokens: Some(DEFAULT_MAX_TOKENS),
     };
-    if request.sampling.stream {
-        return Ok(stream::respond(generation, chunks));
+    let prompt_tokens = prompt.len();
+    let first_token = prompt.first().copied();
+    let generations = server.generate(prompt, sampling, &wanted)?;
+    let writer = Writer {
+        server: Arc::clone(&server),
+        head: server.head("cmpl", request.model),
+        echo: echo_text.zip(first_token).map(|(text, first_token)| Echo { text, first_token }),
+        logprobs: request.logprobs.is_some(),
+        prompt_logprobs: sampling.prompt_logprobs.is_some(),
+        include_usage: sampling.include_usage,
+        prompt_tokens,
+        offsets: (0..request.best_of).map(|_| CompletionWriter::new()).collect(),
+    };
+    if sampling.stream {
+        return Ok(stream::respond(server, caller, generations, writer, prompt_tokens));
     }
-    let answer = answer::collect(generation).await?;
-    let usage = Usage::new(prompt_tokens, answer.num_generated);
-    Ok(Json(chunks.completion(Some((answer.text, Some(answer.finish_reason))), Some(usage))).into_response())
+    let answers = answer::collect(generations).await?;
+    let usage = server.usage(&caller, prompt_tokens, &answers);
+    Ok(Json(writer.whole(answer::best(answers, sampling.n), usage)).into_response())
 }
 
-struct CompletionChunks {
-    id: String,
-    created: u64,
-    model: String,
-    prompt_tokens: usize,
+/// A prompt that the answer begins with.
+struct Echo {
+    text: String,
+    /// Has no log probability.
+    first_token: u32,
+}
+
+struct Writer {
+    server: Arc<Server>,
+    head: Head,
+    echo: Option<Echo>,
+    logprobs: bool,
+    prompt_logprobs: bool,
     include_usage: bool,
+    prompt_tokens: usize,
+    /// By answer.
+    offsets: Vec<CompletionWriter>,
 }
 
-impl CompletionChunks {
-    fn completion(&self, choice: Option<(String, Option<&'static str>)>, usage: Option<Usage>) -> Completion {
-        let choices = choice
-            .into_iter()
-            .map(|(text, finish_reason)| CompletionChoice { index: 0, text, logprobs: None, finish_reason })
-            .collect();
-        let (id, created, model) = (self.id.clone(), self.created, self.model.clone());
+impl Writer {
+    fn whole(mut self, answers: Vec<Answer>, usage: Usage) -> Completion {
+        let mut choices = Vec::with_capacity(answers.len());
+        for (index, answer) in answers.into_iter().enumerate() {
+            let mut text = self.echo.as_ref().map_or_else(String::new, |echo| echo.text.clone());
+            text.push_str(&answer.text);
+            let mut lists = self.echoed(index, &answer.prompt_logprobs);
+            self.append(&mut lists, index, &answer.tokens);
+            choices.push(CompletionChoice {
+                index,
+                text,
+                logprobs: lists,
+                finish_reason: Some(answer.finish_reason),
+                prompt_logprobs: self
+                    .prompt_logprobs
+                    .then(|| logprobs::prompt(&self.server.tokenizer, &answer.prompt_logprobs)),
+            });
+        }
+        self.completion(choices, Some(usage))
+    }
+
+    fn completion(&self, choices: Vec<CompletionChoice>, usage: Option<Usage>) -> Completion {
+        let Head { id, created, model } = self.head.clone();
         Completion { id, object: "text_completion", created, model, choices, usage }
     }
+
+    /// The lists, with the prompt's tokens where it is echoed; `None` where no log probabilities are wanted.
+    fn echoed(&mut self, index: usize, prompt: &[(u32, TokenLogprob)]) -> Option<CompletionLogprobs> {
+        let mut lists = self.logprobs.then(CompletionLogprobs::default)?;
+        if let Some(echo) = &self.echo {
+            let (tokenizer, offsets) = (&self.server.tokenizer, &mut self.offsets[index]);
+            offsets.push(&mut lists, tokenizer, echo.first_token, None);
+            for (id, logprob) in prompt {
+                offsets.push(&mut lists, tokenizer, *id, Some(logprob));
+            }
+        }
+        Some(lists)
+    }
+
+    fn append(&mut self, lists: &mut Option<CompletionLogprobs>, index: usize, tokens: &[Token]) {
+        let Some(lists) = lists else { return };
+        for (id, logprob) in tokens {
+            self.offsets[index].push(lists, &self.server.tokenizer, *id, logprob.as_ref());
+        }
+    }
+
+    fn choice(
+        &self,
+        index: usize,
+        text: String,
+        logprobs: Option<CompletionLogprobs>,
+        finish_reason: Option<&'static str>,
+    ) -> Completion {
+        let choice = CompletionChoice { index, text, logprobs, finish_reason, prompt_logprobs: None };
+        self.completion(vec![choice], None)
+    }
 }
 
-impl Chunks for CompletionChunks {
+impl Chunks for Writer {
     type Chunk = Completion;
 
-    fn first(&self) -> Option<Completion> {
+    fn first(&self, _index: usize) -> Option<Completion> {
         None
     }
 
-    fn text(&self, text: String) -> Completion {
-        self.completion(Some((text, None)), None)
+    fn prompt(&mut self, index: usize, logprobs: &[(u32, TokenLogprob)]) -> Option<Completion> {
+        let text = self.echo.as_ref()?.text.clone();
+        let lists = self.echoed(index, logprobs);
+        Some(self.choice(index, text, lists, None))
     }
 
-    fn last(&self, text: String, finish_reason: &'static str) -> Completion {
-        self.completion(Some((text, Some(finish_reason))), None)
+    fn wants_every_token(&self) -> bool {
+        self.logprobs
     }
 
-    fn usage(&self, num_generated: usize) -> Option<Completion> {
-        self.include_usage.then(|| self.completion(None, Some(Usage::new(self.prompt_tokens, num_generated))))
+    fn tokens(
+        &mut self,
+        index: usize,
+        text: String,
+        tokens: &[Token],
+        finish_reason: Option<&'static str>,
+    ) -> Completion {
+        let mut lists = self.logprobs.then(CompletionLogprobs::default).filter(|_| !tokens.is_empty());
+        self.append(&mut lists, index, tokens);
+        self.choice(index, text, lists, finish_reason)
+    }
+
+    fn usage(&self, num_cached: usize, num_generated: usize) -> Option<Completion> {
+        let usage = Usage::new(self.prompt_tokens, num_cached, num_generated);
+        self.include_usage.then(|| self.completion(Vec::new(), Some(usage)))
+    }
+}
+
+impl Server {
+    /// A prompt as the text that an answer echoes.
+    fn prompt_text(&self, prompt: &Prompt) -> String {
+        match prompt {
+            Prompt::Text(text) => text.clone(),
+            Prompt::TokenIds(ids) => self.tokenizer.decode(ids),
+        }
     }
 }

@@ -39,6 +39,10 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
     }
 
+    pub(super) fn unauthorized(message: &str) -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, message).with(None, Some("invalid_api_key"))
+    }
+
     pub(super) fn bad_request(message: impl Into<String>, param: &str) -> Self {
         Self::new(StatusCode::BAD_REQUEST, message).with(Some(param), None)
     }
@@ -84,12 +88,15 @@ impl From<RequestError> for ApiError {
         let message = error.to_string();
         match error {
             RequestError::EmptyPrompt => Self::bad_request(message, "prompt"),
-            RequestError::TooLong { .. } => Self::too_long(message, "max_tokens"),
-            RequestError::UnknownToken { .. } => Self::bad_request(message, "prompt"),
+            RequestError::TooLong { .. } | RequestError::NeverFits { .. } => Self::too_long(message, "max_tokens"),
+            RequestError::UnknownToken { param, .. } => Self::bad_request(message, param),
             RequestError::QueueFull { .. } => {
                 Self::new(StatusCode::TOO_MANY_REQUESTS, message).with(None, Some("queue_full"))
             }
-            RequestError::Loading => Self::unavailable(&message),
+            RequestError::Loading | RequestError::Refused => Self::unavailable(&message),
+            RequestError::DeadlineExceeded { .. } => {
+                Self::new(StatusCode::GATEWAY_TIMEOUT, message).with(Some("timeout"), Some("deadline_exceeded"))
+            }
             RequestError::NotANumber | RequestError::EngineFailed(_) => {
                 Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
             }

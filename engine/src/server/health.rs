@@ -1,13 +1,13 @@
-//! `GET /health` (the process works) and `GET /ready` (it takes requests).
-
-use std::sync::atomic::Ordering;
+//! `GET /health` (the process works), `GET /ready` (it takes requests) and `GET /metrics`.
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use super::Shared;
+use super::error::ApiError;
 use crate::engine_loop::EngineState;
 
 /// 200 unless the engine has failed.
@@ -32,10 +32,14 @@ pub(super) async fn ready(State(server): Shared) -> (StatusCode, Json<Value>) {
             let body = json!({
                 "status": "ready",
                 "device": device,
-                "num_running": stats.num_running.load(Ordering::Relaxed),
-                "num_waiting": stats.num_waiting.load(Ordering::Relaxed),
-                "num_used_blocks": stats.num_used_blocks.load(Ordering::Relaxed),
-                "num_steps": stats.num_steps.load(Ordering::Relaxed),
+                "num_running": stats.num_running,
+                "num_waiting": stats.num_waiting,
+                "num_used_blocks": stats.num_used_blocks,
+                "num_cached_blocks": stats.num_cached_blocks,
+                "num_preemptions": stats.num_preemptions,
+                "num_steps": stats.num_steps,
+                "wasted_slot_steps": stats.wasted_slot_steps,
+                "held_slot_steps": stats.held_slot_steps,
             });
             (StatusCode::OK, Json(body))
         }
@@ -45,5 +49,13 @@ pub(super) async fn ready(State(server): Shared) -> (StatusCode, Json<Value>) {
         EngineState::LoadFailed(reason) | EngineState::Failed(reason) => {
             not_ready(json!({ "status": "failed", "reason": reason }))
         }
+    }
+}
+
+/// Prometheus' text format.
+pub(super) async fn metrics(State(server): Shared) -> Response {
+    match server.engine.metrics().render() {
+        Ok(text) => ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response(),
+        Err(error) => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, format!("metrics: {error}")).into_response(),
     }
 }

@@ -5,23 +5,31 @@
 //! OpenAI's error object.
 
 mod answer;
+mod auth;
 mod chat;
 mod completions;
+mod connection;
 mod error;
 mod health;
+mod internal;
+mod logprobs;
 mod models;
 mod prompt;
+mod request;
 mod stream;
+mod tls;
 mod tokenize;
+mod trace;
 
 use std::num::NonZero;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::State;
-use axum::http::{HeaderName, HeaderValue, Method, Request, StatusCode, header};
+use axum::http::{HeaderValue, Method, Request, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -32,7 +40,11 @@ use tower_http::cors::{AllowOrigin, CorsLayer};
 use crate::chat_template::ChatTemplate;
 use crate::engine_loop::EngineHandle;
 use crate::tokenizer::Tokenizer;
+pub use auth::ApiKeys;
+pub use connection::{ConnectionLimits, serve, serve_connection};
 use error::ApiError;
+pub use internal::internal_router;
+pub use tls::acceptor;
 
 /// Settings of the server.
 #[derive(Clone, Debug)]
@@ -43,6 +55,26 @@ pub struct ServerConfig {
     pub allowed_origins: Vec<String>,
     /// Largest request body.
     pub max_body_bytes: usize,
+    /// Keys that open the API; none is open to all.
+    pub api_keys: ApiKeys,
+    /// Most log probabilities a token.
+    pub max_logprobs: usize,
+    /// Longest that a request may take; `None` is no bound.
+    pub max_request_time: Option<Duration>,
+}
+
+impl Default for ServerConfig {
+    /// No names, no origins, no keys, 16 MiB.
+    fn default() -> Self {
+        Self {
+            served_model_names: Vec::new(),
+            allowed_origins: Vec::new(),
+            max_body_bytes: 16 << 20,
+            api_keys: ApiKeys::default(),
+            max_logprobs: 20,
+            max_request_time: None,
+        }
+    }
 }
 
 /// What handlers share.
@@ -55,6 +87,11 @@ pub struct Server {
     draining: AtomicBool,
     /// Prompts being rendered and tokenised.
     preparing: Arc<Semaphore>,
+    /// Another at each start.
+    epoch: u64,
+    /// Bytes of all texts that were tokenised, and their tokens.
+    text_bytes: AtomicU64,
+    text_tokens: AtomicU64,
 }
 
 /// Handlers' view of the server.
@@ -71,7 +108,19 @@ impl Server {
         let started_at_s = answer::unix_time_s();
         let draining = AtomicBool::new(false);
         let preparing = Arc::new(Semaphore::new(std::thread::available_parallelism().map_or(1, NonZero::get)));
-        Arc::new(Self { engine, tokenizer, chat_template, config, started_at_s, draining, preparing })
+        let epoch = getrandom::u64().unwrap_or(started_at_s);
+        Arc::new(Self {
+            engine,
+            tokenizer,
+            chat_template,
+            config,
+            started_at_s,
+            draining,
+            preparing,
+            epoch,
+            text_bytes: AtomicU64::new(0),
+            text_tokens: AtomicU64::new(0),
+        })
     }
 
     /// From now on new requests are refused and `/ready` says no; running streams go on.
@@ -124,10 +173,12 @@ pub fn router(server: Arc<Server>) -> Result<Router, String> {
         .route("/detokenize", post(tokenize::detokenize))
         .route("/health", get(health::health))
         .route("/ready", get(health::ready))
+        .route("/metrics", get(health::metrics))
         .method_not_allowed_fallback(method_not_allowed)
         .fallback(not_found)
+        .layer(axum::middleware::from_fn_with_state(Arc::clone(&server), auth::check_key))
         .layer(axum::middleware::from_fn_with_state(Arc::clone(&server), check_origin))
-        .layer(axum::middleware::from_fn(request_id))
+        .layer(axum::middleware::from_fn(trace::request_span))
         .with_state(server);
     Ok(match cors {
         Some(cors) => router.layer(cors),
@@ -161,18 +212,6 @@ async fn check_origin(State(server): Shared, request: Request<Body>, next: Next)
         }
         _ => next.run(request).await,
     }
-}
-
-static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-
-/// Echoes the caller's request id.
-async fn request_id(request: Request<Body>, next: Next) -> Response {
-    let id = request.headers().get(&REQUEST_ID).cloned();
-    let mut response = next.run(request).await;
-    if let Some(id) = id {
-        response.headers_mut().insert(REQUEST_ID.clone(), id);
-    }
-    response
 }
 
 async fn not_found(request: Request<Body>) -> Response {

@@ -1,13 +1,13 @@
-//! From a parsed request to what the engine takes: token ids and sampling parameters.
+//! From a parsed request to token ids: the chat template and the tokeniser.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use axum::http::StatusCode;
-use protocol::openai::{ChatRequest, Message, Prompt, SamplingFields};
+use protocol::openai::{ChatRequest, Message, Prompt};
 
 use super::Server;
 use super::error::ApiError;
-use crate::sampling_params::SamplingParams;
 
 impl Server {
     /// Token ids of a conversation, by the model's chat template.
@@ -80,37 +80,10 @@ impl Server {
     }
 
     fn encode(&self, text: &str, add_special_tokens: bool, param: &str) -> Result<Vec<u32>, ApiError> {
-        self.tokenizer.encode(text, add_special_tokens).map_err(|error| ApiError::bad_request(error.to_string(), param))
+        let ids = self.tokenizer.encode(text, add_special_tokens);
+        let ids = ids.map_err(|error| ApiError::bad_request(error.to_string(), param))?;
+        self.text_bytes.fetch_add(text.len() as u64, Ordering::Relaxed);
+        self.text_tokens.fetch_add(ids.len() as u64, Ordering::Relaxed);
+        Ok(ids)
     }
-
-    /// Sampling parameters; without `max_tokens`, `default_max_tokens` or what is left of the context.
-    pub(super) fn sampling_params(
-        &self,
-        fields: &SamplingFields,
-        prompt_len: usize,
-        default_max_tokens: Option<usize>,
-    ) -> Result<SamplingParams, ApiError> {
-        let left = self.engine.max_model_len().saturating_sub(prompt_len).max(1);
-        let max_tokens = fields.max_tokens.unwrap_or_else(|| default_max_tokens.unwrap_or(left).min(left));
-        let seed = match fields.seed {
-            Some(seed) => seed,
-            None => draw_seed()?,
-        };
-        Ok(SamplingParams {
-            temperature: fields.temperature,
-            top_k: fields.top_k,
-            top_p: fields.top_p,
-            min_p: fields.min_p,
-            seed,
-            max_tokens,
-            stop: fields.stop.clone(),
-            stop_token_ids: fields.stop_token_ids.clone(),
-            ignore_eos: fields.ignore_eos,
-        })
-    }
-}
-
-fn draw_seed() -> Result<u64, ApiError> {
-    getrandom::u64()
-        .map_err(|error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, format!("no system randomness: {error}")))
 }

@@ -1,18 +1,26 @@
 //! Engine events as server-sent events: one `data:` line a chunk, `[DONE]` at the end.
 //!
 //! Used by chat and text completions, which differ in what a chunk looks like. A failure in mid-stream is an error event
-//! and the end. Dropping the stream (the client went away) drops the generation, which cancels it.
+//! and the end. Dropping the stream (the client went away) drops the generations, which cancels them.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
 
 use axum::http::{HeaderName, HeaderValue};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
+use futures_util::StreamExt;
 use futures_util::stream::{self, Stream};
 use serde::Serialize;
-use std::collections::VecDeque;
-use std::convert::Infallible;
-use std::time::Duration;
 
+use super::Server;
+use super::answer::{Events, Token, merged};
+use super::auth::Caller;
 use super::error::ApiError;
+use super::trace::record_usage;
+use crate::batch::TokenLogprob;
 use crate::engine_loop::Generation;
 use crate::event::{EngineEvent, RequestError};
 
@@ -24,36 +32,72 @@ pub(super) trait Chunks: Send + 'static {
     /// One chunk's JSON.
     type Chunk: Serialize;
 
-    /// Before any token.
-    fn first(&self) -> Option<Self::Chunk>;
-    /// New text.
-    fn text(&self, text: String) -> Self::Chunk;
-    /// The end, with text that was held back.
-    fn last(&self, text: String, finish_reason: &'static str) -> Self::Chunk;
-    /// After the end, where asked for.
-    fn usage(&self, num_generated: usize) -> Option<Self::Chunk>;
+    /// Before any token of an answer.
+    fn first(&self, index: usize) -> Option<Self::Chunk>;
+    /// The prompt, where it is echoed.
+    fn prompt(&mut self, index: usize, logprobs: &[(u32, TokenLogprob)]) -> Option<Self::Chunk>;
+    /// Whether a token without text is told of at once.
+    fn wants_every_token(&self) -> bool;
+    /// New text and the tokens that made it; with a reason, the end of an answer.
+    fn tokens(
+        &mut self,
+        index: usize,
+        text: String,
+        tokens: &[Token],
+        finish_reason: Option<&'static str>,
+    ) -> Self::Chunk;
+    /// After the end of all, where asked for.
+    fn usage(&self, num_cached: usize, num_generated: usize) -> Option<Self::Chunk>;
 }
 
 struct Streaming<C> {
-    generation: Generation,
+    server: Arc<Server>,
+    caller: Caller,
+    events: Events,
     chunks: C,
     ready: VecDeque<Event>,
+    num_left: usize,
+    prompt_tokens: usize,
+    num_cached: Option<usize>,
+    num_generated: usize,
     ended: bool,
+    /// Open until the stream has ended.
+    span: tracing::Span,
 }
 
 /// A streamed response.
-pub(super) fn respond<C: Chunks>(generation: Generation, chunks: C) -> Response {
-    let mut ready = VecDeque::new();
-    ready.extend(chunks.first().map(|chunk| data(&chunk)));
-    let state = Streaming { generation, chunks, ready, ended: false };
-    let sse = Sse::new(events(state)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE));
+pub(super) fn respond<C: Chunks>(
+    server: Arc<Server>,
+    caller: Caller,
+    generations: Vec<Generation>,
+    chunks: C,
+    prompt_tokens: usize,
+) -> Response {
+    let num_left = generations.len();
+    let ready = (0..num_left).filter_map(|index| chunks.first(index)).map(|chunk| data(&chunk)).collect();
+    let events = merged(generations);
+    let (num_cached, num_generated, ended, span) = (None, 0, false, tracing::Span::current());
+    let state = Streaming {
+        server,
+        caller,
+        events,
+        chunks,
+        ready,
+        num_left,
+        prompt_tokens,
+        num_cached,
+        num_generated,
+        ended,
+        span,
+    };
+    let sse = Sse::new(to_sse(state)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE));
     let mut response = sse.into_response();
     // nginx buffers a response unless told not to.
     response.headers_mut().insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
     response
 }
 
-fn events<C: Chunks>(state: Streaming<C>) -> impl Stream<Item = Result<Event, Infallible>> {
+fn to_sse<C: Chunks>(state: Streaming<C>) -> impl Stream<Item = Result<Event, Infallible>> {
     stream::unfold(state, |mut state| async move {
         loop {
             if let Some(event) = state.ready.pop_front() {
@@ -62,29 +106,47 @@ fn events<C: Chunks>(state: Streaming<C>) -> impl Stream<Item = Result<Event, In
             if state.ended {
                 return None;
             }
-            let event = state.generation.next().await;
+            let event = state.events.next().await;
             state.take(event);
         }
     })
 }
 
 impl<C: Chunks> Streaming<C> {
-    fn take(&mut self, event: Option<EngineEvent>) {
+    fn take(&mut self, event: Option<(usize, EngineEvent)>) {
+        let Some((index, event)) = event else {
+            return self.fail(RequestError::EngineFailed("its thread has ended".into()));
+        };
         match event {
-            Some(EngineEvent::Token { text, .. }) => {
-                if !text.is_empty() {
-                    self.ready.push_back(data(&self.chunks.text(text)));
+            EngineEvent::Prompt { num_cached_tokens, logprobs } => {
+                self.num_cached = Some(self.num_cached.map_or(num_cached_tokens, |least| least.min(num_cached_tokens)));
+                self.ready.extend(self.chunks.prompt(index, &logprobs).map(|chunk| data(&chunk)));
+            }
+            EngineEvent::Token { text, token_id, logprob } => {
+                if !text.is_empty() || self.chunks.wants_every_token() {
+                    let chunk = self.chunks.tokens(index, text, &[(token_id, logprob)], None);
+                    self.ready.push_back(data(&chunk));
                 }
             }
-            Some(EngineEvent::Finished { reason, text, num_generated }) => {
-                self.ended = true;
-                self.ready.push_back(data(&self.chunks.last(text, reason.as_str())));
-                self.ready.extend(self.chunks.usage(num_generated).map(|chunk| data(&chunk)));
-                self.ready.push_back(Event::default().data("[DONE]"));
+            EngineEvent::Finished { reason, text, num_generated } => {
+                self.num_generated += num_generated;
+                self.ready.push_back(data(&self.chunks.tokens(index, text, &[], Some(reason.as_str()))));
+                self.num_left -= 1;
+                if self.num_left == 0 {
+                    self.end();
+                }
             }
-            Some(EngineEvent::Failed(error)) => self.fail(error),
-            None => self.fail(RequestError::EngineFailed("its thread has ended".into())),
+            EngineEvent::Failed(error) => self.fail(error),
         }
+    }
+
+    fn end(&mut self) {
+        self.ended = true;
+        let (cached, generated) = (self.num_cached.unwrap_or(0), self.num_generated);
+        record_usage(&self.span, self.prompt_tokens, generated);
+        self.server.engine.metrics().used_by_key(self.caller.name(), self.prompt_tokens, generated);
+        self.ready.extend(self.chunks.usage(cached, generated).map(|chunk| data(&chunk)));
+        self.ready.push_back(Event::default().data("[DONE]"));
     }
 
     fn fail(&mut self, error: RequestError) {

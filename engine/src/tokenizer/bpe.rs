@@ -1,7 +1,7 @@
 //! The tokeniser that a GGUF file describes: byte-level BPE with the pre-tokeniser that the file names.
 //!
-//! Built once at start; `encode` is called by the HTTP edge, `token_bytes` by the detokeniser. Encoding is the
-//! `tokenizers` crate's; decoding is a table of bytes by token, since byte-level tokens are exact pieces of UTF-8.
+//! Encoding is the `tokenizers` crate's; decoding is a table of bytes by token, since byte-level tokens are exact pieces of
+//! UTF-8.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -14,6 +14,7 @@ use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::tokenizer::SplitDelimiterBehavior;
 use tokenizers::{AddedToken, PreTokenizerWrapper};
 
+use super::EncodeError;
 use crate::error::LoadError;
 use crate::gguf::{GgufError, GgufFile, Value};
 
@@ -22,7 +23,7 @@ const TYPE_CONTROL: i64 = 3;
 const TYPE_USER_DEFINED: i64 = 4;
 
 /// Text to token ids and token ids to bytes.
-pub struct Tokenizer {
+pub(super) struct Bpe {
     inner: tokenizers::Tokenizer,
     bytes: Vec<Vec<u8>>,
     longest_token_bytes: usize,
@@ -32,17 +33,8 @@ pub struct Tokenizer {
     eos_token_ids: Vec<u32>,
 }
 
-/// A text that could not be tokenised.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot tokenise: {0}")]
-pub struct EncodeError(String);
-
-impl Tokenizer {
-    /// Builds the tokeniser of a file.
-    ///
-    /// # Errors
-    /// When the file has none, or one of a kind that is not supported.
-    pub fn from_gguf(file: &GgufFile) -> Result<Self, LoadError> {
+impl Bpe {
+    pub(super) fn from_gguf(file: &GgufFile) -> Result<Self, LoadError> {
         let fail = |reason: String| LoadError::Tokenizer { path: PathBuf::from(file.path()), reason };
         let model = file.require("tokenizer.ggml.model", "a string", Value::as_str)?;
         if model != "gpt2" {
@@ -78,27 +70,21 @@ impl Tokenizer {
         })
     }
 
-    /// Tokens of the vocabulary.
-    pub fn vocab_size(&self) -> usize {
+    pub(super) fn vocab_size(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Tokens that end an answer.
-    pub fn eos_token_ids(&self) -> &[u32] {
+    pub(super) fn eos_token_ids(&self) -> &[u32] {
         &self.eos_token_ids
     }
 
-    /// The beginning-of-sequence token, if the file names one.
-    pub fn bos_token_id(&self) -> Option<u32> {
+    pub(super) fn bos_token_id(&self) -> Option<u32> {
         self.bos_token_id
     }
 
     /// Token ids of a text, control tokens in it recognised. With `add_special_tokens`, the beginning-of-sequence token
     /// comes first where the file asks for it.
-    ///
-    /// # Errors
-    /// When the tokeniser refuses the text.
-    pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, EncodeError> {
+    pub(super) fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, EncodeError> {
         let encoding = self.inner.encode_fast(text, false).map_err(|error| EncodeError(error.to_string()))?;
         let mut ids = encoding.get_ids().to_vec();
         if let Some(bos) =
@@ -109,25 +95,16 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// The exact bytes of a token; nothing for an id outside the vocabulary.
-    pub fn token_bytes(&self, id: u32) -> &[u8] {
+    pub(super) fn token_bytes(&self, id: u32) -> &[u8] {
         self.bytes.get(id as usize).map_or(&[], Vec::as_slice)
     }
 
-    /// Bytes of the longest token.
-    pub fn longest_token_bytes(&self) -> usize {
+    pub(super) fn longest_token_bytes(&self) -> usize {
         self.longest_token_bytes
     }
 
-    /// Whether the token is a control token, which is no part of an answer's text.
-    pub fn is_control(&self, id: u32) -> bool {
+    pub(super) fn is_control(&self, id: u32) -> bool {
         self.control.get(id as usize).copied().unwrap_or(false)
-    }
-
-    /// The text of some tokens, control tokens included, invalid UTF-8 replaced.
-    pub fn decode(&self, ids: &[u32]) -> String {
-        let bytes: Vec<u8> = ids.iter().flat_map(|&id| self.token_bytes(id)).copied().collect();
-        String::from_utf8_lossy(&bytes).into_owned()
     }
 }
 

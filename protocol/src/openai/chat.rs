@@ -18,6 +18,8 @@ pub struct ChatRequest {
     pub messages: Vec<Message>,
     /// How to answer.
     pub sampling: SamplingFields,
+    /// Log probabilities of the answer's tokens, with this many of the likeliest.
+    pub logprobs: Option<usize>,
 }
 
 impl ChatRequest {
@@ -31,12 +33,26 @@ impl ChatRequest {
             model: fields.str("model")?.map(str::to_owned),
             messages: messages(fields)?,
             sampling: SamplingFields::parse(fields)?,
+            logprobs: logprobs(fields)?,
         })
     }
 
     /// The messages as a template's value.
     pub fn messages_value(messages: &[Message]) -> Value {
         messages.iter().map(|message| Value::Object(message.0.clone())).collect()
+    }
+}
+
+/// `logprobs` is a switch here, `top_logprobs` the number.
+fn logprobs(fields: Fields<'_>) -> Result<Option<usize>, FieldError> {
+    fields.refuse_unserved(&[("best_of", &[1.into()]), ("echo", &[false.into()])])?;
+    let top = fields.logprobs("top_logprobs")?;
+    let wanted = fields.bool("logprobs")?.unwrap_or(false);
+    match top {
+        Some(top) if top > 0 && !wanted => {
+            Err(FieldError::new("top_logprobs", "is allowed only with `logprobs`: true"))
+        }
+        top => Ok(wanted.then_some(top.unwrap_or(0))),
     }
 }
 
@@ -142,7 +158,17 @@ mod tests {
         );
         assert_eq!(error(&json!({ "messages": user, "top_p": 0 })), "`top_p`: must be above 0, at most 1, got 0");
         assert_eq!(error(&json!({ "messages": user, "max_tokens": 0 })), "`max_tokens`: must be at least 1, got 0");
-        assert_eq!(error(&json!({ "messages": user, "n": 2 })), "`n`: 2 is not supported by this server");
+        assert_eq!(error(&json!({ "messages": user, "n": 0 })), "`n`: must be at least 1, got 0");
+        assert_eq!(error(&json!({ "messages": user, "n": 129 })), "`n`: must be at most 128, got 129");
+        assert!(error(&json!({ "messages": user, "logit_bias": { "x": 1 } })).contains("logit_bias.x"));
+        assert!(error(&json!({ "messages": user, "logit_bias": { "7": 101 } })).contains("-100 to 100, got 101"));
+        assert!(error(&json!({ "messages": user, "top_logprobs": 2 })).contains("only with `logprobs`"));
+        assert!(
+            error(&json!({ "messages": user, "min_tokens": 9, "max_tokens": 8 })).contains("0 to max_tokens, got 9")
+        );
+        assert!(error(&json!({ "messages": user, "best_of": 2 })).contains("best_of"));
+        let tools = json!([{ "type": "function" }]);
+        assert!(error(&json!({ "messages": user, "tools": tools })).contains("not supported by this server"));
         assert!(error(&json!({ "messages": user, "stream_options": {} })).contains("stream_options"));
         let image = json!([{ "role": "user", "content": [{ "type": "image_url" }] }]);
         assert!(error(&json!({ "messages": image })).contains("`image_url` are not supported"));

@@ -125,6 +125,23 @@ impl<'a> Fields<'a> {
         self.typed(name, "an object", Value::as_object).map(|object| object.map(|object| Self { object }))
     }
 
+    /// An object's entries, by their keys.
+    ///
+    /// # Errors
+    /// When it is of another type.
+    pub fn entries(&self, name: &str) -> Result<Option<&'a Map<String, Value>>, FieldError> {
+        self.typed(name, "an object", Value::as_object)
+    }
+
+    /// How many log probabilities are asked for: an integer of at least 0.
+    ///
+    /// # Errors
+    /// When it is of another type or less.
+    pub fn logprobs(&self, name: &str) -> Result<Option<usize>, FieldError> {
+        let wrong = |number| FieldError::new(name, format!("must be at least 0, got {number}"));
+        self.integer(name)?.map(|number| usize::try_from(number).map_err(|_| wrong(number))).transpose()
+    }
+
     /// A list of token ids.
     ///
     /// # Errors

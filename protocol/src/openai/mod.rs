@@ -15,7 +15,7 @@ pub use completion::{CompletionRequest, Prompt};
 pub use error::{ErrorBody, ErrorObject, ErrorType};
 pub use fields::{FieldError, Fields};
 pub use response::{
-    ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ChatMessage, Completion, CompletionChoice,
-    Model, ModelList, Usage,
+    ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ChatLogprobs, ChatMessage, ChatTokenLogprob,
+    Completion, CompletionChoice, CompletionLogprobs, Model, ModelList, Usage,
 };
 pub use sampling::SamplingFields;

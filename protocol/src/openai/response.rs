@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use serde_json::{Map, Value};
+
 /// Tokens of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[expect(missing_docs, reason = "OpenAI's field names say it")]
@@ -9,13 +11,51 @@ pub struct Usage {
     pub prompt_tokens: usize,
     pub completion_tokens: usize,
     pub total_tokens: usize,
+    pub prompt_tokens_details: PromptTokensDetails,
+}
+
+/// Tokens of a prompt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PromptTokensDetails {
+    /// Found in the KV cache.
+    pub cached_tokens: usize,
 }
 
 impl Usage {
-    /// Of a prompt and its answer.
-    pub fn new(prompt_tokens: usize, completion_tokens: usize) -> Self {
-        Self { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens }
+    /// Of a prompt, of which some tokens were cached, and its answers.
+    pub fn new(prompt_tokens: usize, cached_tokens: usize, completion_tokens: usize) -> Self {
+        let total_tokens = prompt_tokens + completion_tokens;
+        let prompt_tokens_details = PromptTokensDetails { cached_tokens };
+        Self { prompt_tokens, completion_tokens, total_tokens, prompt_tokens_details }
     }
+}
+
+/// A token of a chat answer and how likely it was.
+#[derive(Clone, Debug, Serialize)]
+#[expect(missing_docs, reason = "OpenAI's field names say it")]
+pub struct ChatTokenLogprob {
+    pub token: String,
+    pub logprob: f32,
+    pub bytes: Vec<u8>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub top_logprobs: Option<Vec<ChatTokenLogprob>>,
+}
+
+/// Log probabilities of a chat answer.
+#[derive(Clone, Debug, Serialize)]
+pub struct ChatLogprobs {
+    /// Token by token.
+    pub content: Vec<ChatTokenLogprob>,
+}
+
+/// Log probabilities of a text completion, a list a kind.
+#[derive(Clone, Debug, Default, Serialize)]
+#[expect(missing_docs, reason = "OpenAI's field names say it")]
+pub struct CompletionLogprobs {
+    pub tokens: Vec<String>,
+    pub token_logprobs: Vec<Option<f32>>,
+    pub top_logprobs: Vec<Option<Map<String, Value>>>,
+    pub text_offset: Vec<usize>,
 }
 
 /// A whole chat answer.
@@ -28,6 +68,8 @@ pub struct ChatCompletion {
     pub model: String,
     pub choices: Vec<ChatChoice>,
     pub usage: Usage,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<Value>,
 }
 
 /// One answer of a [`ChatCompletion`].
@@ -36,7 +78,7 @@ pub struct ChatCompletion {
 pub struct ChatChoice {
     pub index: usize,
     pub message: ChatMessage,
-    pub logprobs: Option<()>,
+    pub logprobs: Option<ChatLogprobs>,
     pub finish_reason: &'static str,
 }
 
@@ -67,7 +109,7 @@ pub struct ChatChunk {
 pub struct ChatChunkChoice {
     pub index: usize,
     pub delta: ChatDelta,
-    pub logprobs: Option<()>,
+    pub logprobs: Option<ChatLogprobs>,
     pub finish_reason: Option<&'static str>,
 }
 
@@ -100,8 +142,10 @@ pub struct Completion {
 pub struct CompletionChoice {
     pub index: usize,
     pub text: String,
-    pub logprobs: Option<()>,
+    pub logprobs: Option<CompletionLogprobs>,
     pub finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<Value>,
 }
 
 /// `GET /v1/models`

@@ -15,12 +15,28 @@ pub struct SamplingFields {
     pub top_p: f32,
     /// In [0, 1].
     pub min_p: f32,
+    /// Above 0; 1 is off.
+    pub repetition_penalty: f32,
+    /// In [-2, 2]; 0 is off.
+    pub presence_penalty: f32,
+    /// In [-2, 2]; 0 is off.
+    pub frequency_penalty: f32,
+    /// (token, what is added to its logit).
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Answers to give.
+    pub n: usize,
+    /// Log probabilities of the prompt's tokens, with this many of the likeliest.
+    pub prompt_logprobs: Option<usize>,
     /// `None`: the server draws one.
     pub seed: Option<u64>,
     /// `None`: the endpoint's default.
     pub max_tokens: Option<usize>,
+    /// Tokens before which no token ends the answer.
+    pub min_tokens: usize,
     /// Texts that end the answer.
     pub stop: Vec<String>,
+    /// Whether the text that ended it is part of it.
+    pub include_stop: bool,
     /// Tokens that end it.
     pub stop_token_ids: Vec<u32>,
     /// Go on past the model's end tokens.
@@ -29,6 +45,12 @@ pub struct SamplingFields {
     pub stream: bool,
     /// A last chunk with the usage.
     pub include_usage: bool,
+    /// Lower runs first.
+    pub priority: i32,
+    /// Keeps KV blocks apart from those of other salts.
+    pub cache_salt: String,
+    /// Seconds after which the request fails; `None` is the server's maximum.
+    pub timeout_s: Option<f64>,
 }
 
 /// More stop texts than this are refused: each is searched for in every piece of text.
@@ -37,6 +59,12 @@ const MAX_STOPS: usize = 64;
 const MAX_STOP_BYTES: usize = 1024;
 /// Each is compared with every token.
 const MAX_STOP_TOKEN_IDS: usize = 128;
+/// Each is a change of the logits in every step; OpenAI's limit.
+const MAX_LOGIT_BIASES: usize = 1024;
+/// OpenAI's limit of `n`.
+pub(super) const MAX_N: usize = 128;
+/// Bytes of a `cache_salt`.
+const MAX_SALT_BYTES: usize = 1024;
 
 impl SamplingFields {
     pub(super) fn parse(fields: Fields<'_>) -> Result<Self, FieldError> {
@@ -64,20 +92,78 @@ impl SamplingFields {
         let temperature = fields.number("temperature", "at least 0", |t| t >= 0.0)?;
         let top_p = fields.number("top_p", "above 0, at most 1", |p| p > 0.0 && p <= 1.0)?;
         let min_p = fields.number("min_p", "0 to 1", |p| (0.0..=1.0).contains(&p))?;
+        let penalty = |name| fields.number(name, "-2 to 2", |penalty| (-2.0..=2.0).contains(&penalty));
+        let repetition = fields.number("repetition_penalty", "above 0, at most 100", |p| p > 0.0 && p <= 100.0)?;
+        let max_tokens_or_more = |min: usize| max_tokens.is_some_and(|max| min > max);
+        let min_tokens = fields.integer("min_tokens")?.unwrap_or(0);
+        let min_tokens = usize::try_from(min_tokens)
+            .ok()
+            .filter(|min| !max_tokens_or_more(*min))
+            .ok_or_else(|| FieldError::new("min_tokens", format!("must be 0 to max_tokens, got {min_tokens}")))?;
         Ok(Self {
             temperature: temperature.unwrap_or(1.0) as f32,
             top_k,
             top_p: top_p.unwrap_or(1.0) as f32,
             min_p: min_p.unwrap_or(0.0) as f32,
+            repetition_penalty: repetition.unwrap_or(1.0) as f32,
+            presence_penalty: penalty("presence_penalty")?.unwrap_or(0.0) as f32,
+            frequency_penalty: penalty("frequency_penalty")?.unwrap_or(0.0) as f32,
+            logit_bias: logit_bias(fields)?,
+            n: count(fields, "n")?.unwrap_or(1),
+            prompt_logprobs: fields.logprobs("prompt_logprobs")?,
             seed: fields.integer("seed")?.map(|seed| seed as u64),
             max_tokens,
+            min_tokens,
             stop: stop(fields)?,
+            include_stop: fields.bool("include_stop_str_in_output")?.unwrap_or(false),
             stop_token_ids: stop_token_ids(fields)?,
             ignore_eos: fields.bool("ignore_eos")?.unwrap_or(false),
             stream,
             include_usage,
+            priority: priority(fields)?,
+            cache_salt: cache_salt(fields)?,
+            timeout_s: fields.number("timeout", "above 0", |seconds| seconds > 0.0 && seconds.is_finite())?,
         })
     }
+}
+
+/// A number of answers.
+pub(super) fn count(fields: Fields<'_>, name: &str) -> Result<Option<usize>, FieldError> {
+    match fields.positive(name)? {
+        Some(count) if count > MAX_N => Err(FieldError::new(name, format!("must be at most {MAX_N}, got {count}"))),
+        count => Ok(count),
+    }
+}
+
+fn logit_bias(fields: Fields<'_>) -> Result<Vec<(u32, f32)>, FieldError> {
+    let Some(entries) = fields.entries("logit_bias")? else { return Ok(Vec::new()) };
+    if entries.len() > MAX_LOGIT_BIASES {
+        let message = format!("has {} tokens, at most {MAX_LOGIT_BIASES} are allowed", entries.len());
+        return Err(FieldError::new("logit_bias", message));
+    }
+    let bias = |(token, value): (&String, &Value)| {
+        let param = format!("logit_bias.{token}");
+        let id = token.parse().map_err(|_| FieldError::new(&param, "the key must be a token id"))?;
+        match value.as_f64().filter(|bias| (-100.0..=100.0).contains(bias)) {
+            Some(bias) => Ok((id, bias as f32)),
+            None => Err(FieldError::new(param, format!("must be a number from -100 to 100, got {value}"))),
+        }
+    };
+    entries.iter().map(bias).collect()
+}
+
+fn priority(fields: Fields<'_>) -> Result<i32, FieldError> {
+    let priority = fields.integer("priority")?.unwrap_or(0);
+    i32::try_from(priority).map_err(|_| FieldError::new("priority", format!("must fit 32 bits, got {priority}")))
+}
+
+fn cache_salt(fields: Fields<'_>) -> Result<String, FieldError> {
+    let salt = fields.str("cache_salt")?.unwrap_or_default();
+    if salt.len() > MAX_SALT_BYTES {
+        let message = format!("has {} bytes, at most {MAX_SALT_BYTES} are allowed", salt.len());
+        return Err(FieldError::new("cache_salt", message));
+    }
+    Ok(salt.to_owned())
 }
 
 fn stop(fields: Fields<'_>) -> Result<Vec<String>, FieldError> {
@@ -123,16 +209,6 @@ fn stop_token_ids(fields: Fields<'_>) -> Result<Vec<u32>, FieldError> {
 /// Fields of OpenAI's and vLLM's API that would change the answer, and that this server does not serve.
 fn refuse_unserved(fields: Fields<'_>) -> Result<(), FieldError> {
     fields.refuse_unserved(&[
-        ("n", &[json!(1)]),
-        ("best_of", &[json!(1)]),
-        ("logprobs", &[json!(false)]),
-        ("top_logprobs", &[json!(0)]),
-        ("prompt_logprobs", &[]),
-        ("presence_penalty", &[json!(0)]),
-        ("frequency_penalty", &[json!(0)]),
-        ("repetition_penalty", &[json!(1)]),
-        ("logit_bias", &[json!({})]),
-        ("min_tokens", &[json!(0)]),
         ("tools", &[json!([])]),
         ("tool_choice", &[json!("none"), json!("auto")]),
         ("response_format", &[json!({ "type": "text" })]),
@@ -145,14 +221,12 @@ fn refuse_unserved(fields: Fields<'_>) -> Result<(), FieldError> {
         ("allowed_token_ids", &[]),
         ("bad_words", &[json!([])]),
         ("truncate_prompt_tokens", &[]),
-        ("include_stop_str_in_output", &[json!(false)]),
         ("skip_special_tokens", &[json!(true)]),
         ("add_generation_prompt", &[json!(true)]),
         ("continue_final_message", &[json!(false)]),
         ("chat_template", &[]),
         ("chat_template_kwargs", &[json!({})]),
         ("structured_outputs", &[]),
-        ("suffix", &[json!("")]),
-        ("echo", &[json!(false)]),
+        ("use_beam_search", &[json!(false)]),
     ])
 }

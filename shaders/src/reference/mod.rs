@@ -3,6 +3,7 @@
 //! Called by tests only. The references face hand-computed cases and a NumPy fixture (`tests/golden/kernels.json` of the
 //! root package), so that they do not certify themselves.
 
+mod adjust_logits;
 mod argmax;
 mod embedding;
 mod gather_rows;
@@ -15,9 +16,12 @@ mod quantize_activations;
 mod reshape_and_cache;
 mod rms_norm;
 mod rotary_embedding;
+mod sample;
 mod silu_and_mul;
+mod token_logprobs;
 mod top_k;
 
+pub use adjust_logits::adjust_logits;
 pub use argmax::argmax;
 pub use embedding::embedding;
 pub use gather_rows::gather_rows;
@@ -30,7 +34,9 @@ pub use quantize_activations::{QuantizedRow, quantize_activations};
 pub use reshape_and_cache::reshape_and_cache;
 pub use rms_norm::rms_norm;
 pub use rotary_embedding::rotary_embedding;
+pub use sample::sample;
 pub use silu_and_mul::silu_and_mul;
+pub use token_logprobs::token_logprobs;
 pub use top_k::top_k;
 
 /// One layer's K and V cache as f32, in the device layout `[block, kv_head, offset, head_dim]`, with its shape.

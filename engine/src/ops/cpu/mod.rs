@@ -6,6 +6,7 @@
 mod attention;
 mod dot;
 mod matmul;
+mod select;
 
 use half::f16;
 use half::slice::HalfBitsSliceExt;
@@ -13,7 +14,7 @@ use rayon::prelude::*;
 
 use super::rotary::Rotary;
 use super::{DeviceError, Ops, Rows, Write};
-use crate::batch::{ModelInput, Selected, Selection};
+use crate::batch::{ModelInput, Selected};
 use crate::gguf::Tensor;
 use crate::kv::KvLayout;
 
@@ -213,15 +214,19 @@ impl Ops for CpuOps {
 
     fn gather_rows(&mut self, input: &Buffer, output: &mut Buffer) -> Result<(), DeviceError> {
         let width = input.width;
-        for (target, (row, _)) in output.values.chunks_exact_mut(width).zip(&self.input.selections) {
-            target.copy_from_slice(&input.values[row * width..][..width]);
+        for (target, selection) in output.values.chunks_exact_mut(width).zip(&self.input.selections) {
+            target.copy_from_slice(&input.values[selection.row * width..][..width]);
         }
         Ok(())
     }
 
     fn select(&mut self, logits: &Buffer) -> Result<Vec<Selected>, DeviceError> {
-        let rows = logits.values.chunks_exact(logits.width);
-        Ok(rows.zip(&self.input.selections).map(|(row, (_, selection))| select_row(row, *selection)).collect())
+        let rows = logits.values.par_chunks_exact(logits.width);
+        Ok(rows.zip(&self.input.selections).map(|(row, selection)| select::select_row(row, selection)).collect())
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        self.layout.total_bytes()
     }
 }
 
@@ -231,32 +236,4 @@ impl Ops for CpuOps {
 /// When the threads are running already or cannot be started.
 pub fn use_threads(threads: usize) -> Result<(), rayon::ThreadPoolBuildError> {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()
-}
-
-/// Answers one selection from a row of logits.
-pub(in crate::ops) fn select_row(row: &[f32], selection: Selection) -> Selected {
-    if row.iter().any(|logit| logit.is_nan()) {
-        return Selected::NotANumber;
-    }
-    match selection {
-        Selection::Logits => Selected::Logits(row.to_vec()),
-        Selection::Argmax => {
-            let mut best = 0;
-            for (index, &logit) in row.iter().enumerate() {
-                if logit > row[best] {
-                    best = index;
-                }
-            }
-            Selected::Token(best as u32)
-        }
-        Selection::TopK(k) => {
-            let mut indexed: Vec<(u32, f32)> = (0..).zip(row.iter().copied()).collect();
-            let k = k.clamp(1, indexed.len());
-            let order = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
-            indexed.select_nth_unstable_by(k - 1, order);
-            indexed.truncate(k);
-            indexed.sort_unstable_by(order);
-            Selected::TopK(indexed)
-        }
-    }
 }

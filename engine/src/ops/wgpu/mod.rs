@@ -14,7 +14,8 @@ use crate::batch::{ModelInput, Selected};
 use crate::gguf::Tensor;
 use crate::kernels::{self, Activations, DeviceMatrix, Encoder, Gpu, GpuBuffer, Plan};
 use crate::kv::KvLayout;
-pub use select::MAX_DEVICE_TOP_K;
+pub use select::MAX_DEVICE_LOGPROBS;
+use select::SelectBuffers;
 pub use step::StepLimits;
 use step::{StepInputs, StepShape};
 
@@ -56,8 +57,7 @@ pub struct WgpuOps {
     cache: Vec<LayerCache>,
     inputs: StepInputs,
     partials: GpuBuffer,
-    best: GpuBuffer,
-    top: GpuBuffer,
+    select: SelectBuffers,
     input: ModelInput,
     shape: StepShape,
 }
@@ -82,15 +82,14 @@ impl WgpuOps {
             cache.push(LayerCache { key, value });
         }
         let sequences = limits.max_sequences as u64;
-        // A sequence's blocks are its own, so the splits of a step are bounded by the pool and one partial split each.
+        // Where no sequences share blocks, the splits of a step are bounded by the pool and one partial split each; a step
+        // that has more grows its buffers.
         let max_splits = (layout.num_blocks * layout.block_size / plan.split as usize) as u64 + sequences;
         let inputs = StepInputs::allocate(&gpu, &plan, &layout, rotary.num_pairs(), limits, max_splits)?;
-        let partial_values = (layout.head_dim + 4) * layout.num_heads;
         Ok(Self {
             encoder: Encoder::new(Arc::clone(&gpu), plan.max_work),
-            partials: gpu.allocate("attention splits", max_splits * partial_values as u64 * 4)?,
-            best: gpu.allocate("argmax", sequences * 8)?,
-            top: gpu.allocate("top k", sequences * MAX_DEVICE_TOP_K as u64 * 8)?,
+            partials: gpu.allocate("attention splits", max_splits * partial_bytes(&layout))?,
+            select: SelectBuffers::allocate(&gpu, limits.max_logits_rows)?,
             pair_stride: 1,
             input: ModelInput::default(),
             shape: StepShape::default(),
@@ -109,6 +108,11 @@ impl WgpuOps {
             Rows::Logits => self.input.selections.len() as u32,
         }
     }
+}
+
+/// Bytes of one split's partial results, all heads.
+fn partial_bytes(layout: &KvLayout) -> u64 {
+    ((layout.head_dim + 4) * layout.num_heads * 4) as u64
 }
 
 impl Ops for WgpuOps {
@@ -140,7 +144,11 @@ impl Ops for WgpuOps {
     fn begin(&mut self, input: &ModelInput) -> Result<(), DeviceError> {
         self.gpu.check()?;
         self.input = input.clone();
-        self.shape = self.inputs.upload(&self.gpu, &self.plan, &self.rotary, input);
+        self.shape = self.inputs.upload(&self.gpu, &self.plan, &self.rotary, input)?;
+        let needed = u64::from(self.shape.num_splits) * partial_bytes(&self.layout);
+        if needed > self.partials.size {
+            self.partials = self.gpu.allocate("attention splits", needed.next_power_of_two())?;
+        }
         Ok(())
     }
 
@@ -288,5 +296,13 @@ impl Ops for WgpuOps {
 
     fn select(&mut self, logits: &Buffer) -> Result<Vec<Selected>, DeviceError> {
         self.select_rows(logits)
+    }
+
+    fn num_dispatches(&self) -> u64 {
+        self.encoder.num_dispatches()
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        self.gpu.allocated_bytes()
     }
 }

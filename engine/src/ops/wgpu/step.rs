@@ -14,6 +14,8 @@ pub struct StepLimits {
     pub max_rows: usize,
     /// Sequences of a step.
     pub max_sequences: usize,
+    /// Rows of a step whose logits are computed.
+    pub max_logits_rows: usize,
     /// Tokens of one sequence.
     pub max_model_len: usize,
 }
@@ -72,25 +74,35 @@ impl StepInputs {
             split_starts: gpu.allocate("split bounds", (sequences + 1) * 4)?,
             chunks: gpu.allocate("chunks", sequences * 16)?,
             tiles: gpu.allocate("query tiles", max_tiles * 8)?,
-            logits_rows: gpu.allocate("logits rows", sequences * 4)?,
+            logits_rows: gpu.allocate("logits rows", limits.max_logits_rows as u64 * 4)?,
         })
     }
 
     /// Writes a step's inputs; returns its shape.
-    pub(super) fn upload(&self, gpu: &Gpu, plan: &Plan, rotary: &Rotary, input: &ModelInput) -> StepShape {
+    pub(super) fn upload(
+        &mut self,
+        gpu: &Gpu,
+        plan: &Plan,
+        rotary: &Rotary,
+        input: &ModelInput,
+    ) -> Result<StepShape, DeviceError> {
         gpu.write(&self.token_ids, 0, bytemuck::cast_slice(&input.token_ids));
         gpu.write(&self.slot_mapping, 0, bytemuck::cast_slice(&input.slot_mapping));
         gpu.write(&self.rotations, 0, bytemuck::cast_slice(&rotary.table(&input.positions)));
-        let logits_rows: Vec<u32> = input.selections.iter().map(|(row, _)| *row as u32).collect();
+        let logits_rows: Vec<u32> = input.selections.iter().map(|selection| selection.row as u32).collect();
         gpu.write(&self.logits_rows, 0, bytemuck::cast_slice(&logits_rows));
         let tables = Tables::of(plan, input);
         gpu.write(&self.block_tables, 0, bytemuck::cast_slice(&tables.block_tables));
         gpu.write(&self.context_lens, 0, bytemuck::cast_slice(&tables.context_lens));
         gpu.write(&self.chunks, 0, bytemuck::cast_slice(&tables.chunks));
+        let splits_bytes = size_of_val(&tables.splits[..]) as u64;
+        if splits_bytes > self.splits.size {
+            self.splits = gpu.allocate("splits", splits_bytes.next_power_of_two())?;
+        }
         gpu.write(&self.splits, 0, bytemuck::cast_slice(&tables.splits));
         gpu.write(&self.split_starts, 0, bytemuck::cast_slice(&tables.split_starts));
         gpu.write(&self.tiles, 0, bytemuck::cast_slice(&tables.tiles));
-        tables.shape
+        Ok(tables.shape)
     }
 }
 
@@ -143,8 +155,8 @@ mod tests {
         let plan = Plan::baseline();
         let mut input = ModelInput { num_decodes: 1, ..Default::default() };
         let blocks: Vec<u32> = (0..10).collect();
-        input.push(&[1], 128, &blocks, BLOCK_SIZE, None);
-        input.push(&[1; 40], 5, &[20, 21, 22], BLOCK_SIZE, None);
+        input.push(&[1], 128, &blocks, BLOCK_SIZE);
+        input.push(&[1; 40], 5, &[20, 21, 22], BLOCK_SIZE);
         let tables = Tables::of(&plan, &input);
         assert_eq!(tables.splits, [[0, 0], [0, 1], [0, 2]], "129 tokens in splits of 64");
         assert_eq!(tables.split_starts, [0, 3]);

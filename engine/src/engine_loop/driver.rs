@@ -1,0 +1,218 @@
+//! The loop itself: takes requests, steps, and sends each reader its events.
+//!
+//! Run by the engine's thread or task, which owns everything here. The clock is read here, so that the engine knows none.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use super::handle::{Admitted, Submission};
+use super::{EngineState, EngineStats};
+use crate::engine::{Engine, Step};
+use crate::event::{EngineEvent, RequestError};
+use crate::metrics::{EngineMetrics, FinishedRequest};
+use crate::model_runner::StepRunner;
+use crate::ops::DeviceError;
+use crate::sequence::RequestId;
+
+pub(super) struct EngineLoop {
+    engine: Engine,
+    readers: HashMap<RequestId, Reader>,
+    stats: watch::Sender<EngineStats>,
+    metrics: Arc<EngineMetrics>,
+}
+
+/// Where a request's events go, and when it passed which point. While it exists, the request counts as in the engine.
+struct Reader {
+    events: mpsc::Sender<EngineEvent>,
+    _admitted: Admitted,
+    arrived: Instant,
+    started: Option<Instant>,
+    first_token: Option<Instant>,
+    last_token: Option<Instant>,
+    num_tokens: usize,
+    prompt_len: usize,
+    max_tokens: usize,
+}
+
+impl EngineLoop {
+    pub(super) fn new(engine: Engine, stats: watch::Sender<EngineStats>, metrics: Arc<EngineMetrics>) -> Self {
+        Self { engine, readers: HashMap::new(), stats, metrics }
+    }
+
+    /// Runs until all handles are gone or the device fails.
+    pub(super) async fn run<R: StepRunner>(
+        mut self,
+        mut runner: R,
+        mut receiver: mpsc::Receiver<Submission>,
+        state: &watch::Sender<EngineState>,
+    ) {
+        while self.take_submissions(&mut receiver).await {
+            self.drop_abandoned();
+            let Some(step) = self.engine.begin() else {
+                self.publish(&runner, None);
+                continue;
+            };
+            self.note_started(&step);
+            let started = Instant::now();
+            if let Some(latency) = runner.latency(&step.input) {
+                tokio::time::sleep(latency).await;
+            }
+            match runner.run(&step.input) {
+                Ok(selected) => {
+                    let elapsed = started.elapsed();
+                    let measured = (step.num_decodes(), step.num_prefill_tokens(), elapsed);
+                    let events = self.engine.finish(step, selected, elapsed.as_secs_f64());
+                    // Before the events, so that who sees an answer end sees its blocks free.
+                    self.publish(&runner, Some(measured));
+                    events.into_iter().for_each(|(id, event)| self.deliver(id, event));
+                }
+                Err(error) => return self.fail(&error, state),
+            }
+        }
+    }
+
+    fn fail(&mut self, error: &DeviceError, state: &watch::Sender<EngineState>) {
+        tracing::error!(%error, requests = self.readers.len(), "device failed");
+        state.send_replace(EngineState::Failed(error.to_string()));
+        for (_, reader) in self.readers.drain() {
+            send(&reader, EngineEvent::Failed(RequestError::EngineFailed(error.to_string())));
+        }
+    }
+
+    /// Takes what has been submitted, waiting only when there is nothing to do. False when all handles are gone.
+    async fn take_submissions(&mut self, receiver: &mut mpsc::Receiver<Submission>) -> bool {
+        if self.engine.scheduler().is_idle() {
+            match receiver.recv().await {
+                Some(submission) => self.take(submission),
+                None => return false,
+            }
+        }
+        while let Ok(submission) = receiver.try_recv() {
+            self.take(submission);
+        }
+        true
+    }
+
+    fn take(&mut self, submission: Submission) {
+        let Submission { id, request, events, admitted, arrived } = submission;
+        let reader = Reader {
+            events,
+            _admitted: admitted,
+            arrived,
+            started: None,
+            first_token: None,
+            last_token: None,
+            num_tokens: 0,
+            prompt_len: request.prompt.len(),
+            max_tokens: request.params.max_tokens,
+        };
+        self.readers.insert(id, reader);
+        self.engine.add(id, request);
+    }
+
+    fn drop_abandoned(&mut self) {
+        let gone: Vec<RequestId> =
+            self.readers.iter().filter(|(_, reader)| reader.events.is_closed()).map(|(id, _)| *id).collect();
+        for id in gone {
+            if let Some(reader) = self.readers.remove(&id) {
+                self.metrics.finished(&reader.summary("abort"));
+            }
+            self.engine.abort(id);
+        }
+    }
+
+    fn note_started(&mut self, step: &Step) {
+        let now = Instant::now();
+        for id in &step.admitted {
+            if let Some(reader) = self.readers.get_mut(id) {
+                reader.started.get_or_insert(now);
+            }
+        }
+    }
+
+    fn deliver(&mut self, id: RequestId, event: EngineEvent) {
+        let Some(reader) = self.readers.get_mut(&id) else { return };
+        let reason = match &event {
+            EngineEvent::Prompt { .. } => None,
+            EngineEvent::Token { .. } => {
+                reader.note_token(&self.metrics);
+                None
+            }
+            EngineEvent::Finished { reason, .. } => Some(reason.as_str()),
+            EngineEvent::Failed(_) => Some("error"),
+        };
+        send(reader, event);
+        if let Some(reason) = reason {
+            self.metrics.finished(&reader.summary(reason));
+            self.readers.remove(&id);
+        }
+    }
+
+    /// Tells what a step left behind, and how long it took.
+    fn publish<R: StepRunner>(&self, runner: &R, step: Option<(usize, usize, Duration)>) {
+        let scheduler = self.engine.scheduler();
+        let blocks = scheduler.blocks();
+        let num_used_blocks = blocks.num_blocks() - blocks.num_free_blocks();
+        let wasted_slots = scheduler.num_wasted_slots();
+        self.stats.send_modify(|stats| {
+            stats.num_running = scheduler.num_running();
+            stats.num_waiting = scheduler.num_waiting();
+            stats.num_used_blocks = num_used_blocks;
+            stats.num_cached_blocks = blocks.num_cached_blocks();
+            stats.num_uncomputed_tokens = scheduler.num_uncomputed_tokens();
+            stats.num_preemptions = scheduler.counters().num_preemptions;
+            stats.rate = self.engine.rate();
+            stats.refuses = runner.refuses();
+            if step.is_some() {
+                stats.num_steps += 1;
+                stats.wasted_slot_steps += wasted_slots as u64;
+                stats.held_slot_steps += (num_used_blocks * blocks.block_size()) as u64;
+            }
+        });
+        if let Some((num_decodes, num_prefill_tokens, elapsed)) = step {
+            self.metrics.step(num_decodes, num_prefill_tokens, elapsed.as_secs_f64());
+        }
+        self.metrics.state(&self.stats.borrow(), blocks.num_blocks(), scheduler.counters(), wasted_slots);
+        self.metrics.device(runner.num_dispatches(), runner.memory_bytes());
+    }
+}
+
+impl Reader {
+    fn note_token(&mut self, metrics: &EngineMetrics) {
+        let now = Instant::now();
+        match self.last_token {
+            Some(last) => metrics.inter_token((now - last).as_secs_f64()),
+            None => {
+                self.first_token = Some(now);
+                metrics.first_token((now - self.arrived).as_secs_f64());
+            }
+        }
+        self.last_token = Some(now);
+        self.num_tokens += 1;
+    }
+
+    fn summary(&self, reason: &'static str) -> FinishedRequest {
+        let now = Instant::now();
+        let between = |from: Option<Instant>, to: Option<Instant>| Some((to? - from?).as_secs_f64());
+        FinishedRequest {
+            reason,
+            prompt_tokens: self.prompt_len,
+            generation_tokens: self.num_tokens,
+            max_tokens: self.max_tokens,
+            e2e_s: (now - self.arrived).as_secs_f64(),
+            queue_s: between(Some(self.arrived), Some(self.started.unwrap_or(now))),
+            prefill_s: between(self.started, self.first_token),
+            decode_s: between(self.first_token, self.last_token),
+        }
+    }
+}
+
+/// The channel has room for all that a request can send, so sending fails only when the reader is gone, which the next
+/// step notices.
+fn send(reader: &Reader, event: EngineEvent) {
+    drop(reader.events.try_send(event));
+}

@@ -1,0 +1,326 @@
+//! Which sequences run in the next step, and how many tokens of each: iteration-level batching.
+//!
+//! Called by `Engine`; owns the queues and the block manager, and knows no GPU, clock or thread. Decodes first, one token
+//! each, then prefill in chunks, then those that wait, each in order of priority and arrival. Blocks are taken as tokens
+//! appear; when they run out, the last sequence in that order is preempted: its blocks are freed (those with a name can be
+//! found again) and it waits in its old place. So the first in order always goes on, and a request that fits the empty pool
+//! finishes.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::kv::{BlockManager, BlockTable};
+use crate::sequence::{RequestId, Sequence};
+
+#[cfg(test)]
+mod tests;
+
+/// Bounds of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SchedulerLimits {
+    /// Sequences that run at once.
+    pub max_num_seqs: usize,
+    /// Tokens of a step.
+    pub max_num_batched_tokens: usize,
+    /// Rows of a step whose logits are computed; at least `max_num_seqs`, the rest is for prompt log probabilities.
+    pub max_logits_rows: usize,
+    /// Whether a sequence may start with cached blocks.
+    pub enable_prefix_caching: bool,
+}
+
+/// A sequence's place in every queue: the lower goes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    priority: i32,
+    arrival: u64,
+}
+
+/// One sequence's share of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scheduled {
+    /// The sequence.
+    pub id: RequestId,
+    /// Where it stands among those that run.
+    pub place: Place,
+    /// Tokens to compute, from its first that is not.
+    pub num_tokens: usize,
+    /// Whether it is in decode.
+    pub is_decode: bool,
+}
+
+/// One step.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Schedule {
+    /// Shares, decodes first.
+    pub batch: Vec<Scheduled>,
+    /// Sequences that start or resume in it.
+    pub admitted: Vec<RequestId>,
+    /// Sequences that lost their blocks to it.
+    pub preempted: Vec<RequestId>,
+}
+
+/// Sums since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SchedulerCounters {
+    /// Sequences that lost their blocks.
+    pub num_preemptions: u64,
+    /// Prompt tokens that were looked up in the cache.
+    pub num_queried_tokens: u64,
+    /// Prompt tokens that were found there.
+    pub num_hit_tokens: u64,
+}
+
+/// What is left of a step's bounds.
+struct Left {
+    tokens: usize,
+    logits_rows: usize,
+}
+
+/// The queues.
+#[derive(Debug)]
+pub struct Scheduler {
+    limits: SchedulerLimits,
+    blocks: BlockManager,
+    waiting: BTreeMap<Place, Sequence>,
+    running: BTreeMap<Place, Sequence>,
+    places: HashMap<RequestId, Place>,
+    num_arrived: u64,
+    counters: SchedulerCounters,
+}
+
+impl Scheduler {
+    /// An empty scheduler over all of `blocks`.
+    pub fn new(limits: SchedulerLimits, blocks: BlockManager) -> Self {
+        let (waiting, running, places) = (BTreeMap::new(), BTreeMap::new(), HashMap::new());
+        let counters = SchedulerCounters::default();
+        Self { limits, blocks, waiting, running, places, num_arrived: 0, counters }
+    }
+
+    /// Queues a sequence. Its request was checked at the door: it fits the empty pool.
+    pub fn add(&mut self, sequence: Sequence) {
+        debug_assert!(sequence.max_len() <= self.blocks.capacity_tokens());
+        let place = Place { priority: sequence.priority, arrival: self.num_arrived };
+        self.num_arrived += 1;
+        self.places.insert(sequence.id, place);
+        self.waiting.insert(place, sequence);
+    }
+
+    /// Sequences that wait.
+    pub fn num_waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Sequences that run.
+    pub fn num_running(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Sequences that take one token a step.
+    pub fn num_decoding(&self) -> usize {
+        self.running.values().filter(|sequence| sequence.is_decoding()).count()
+    }
+
+    /// Tokens of waiting and running sequences that are to be computed in prefill.
+    pub fn num_uncomputed_tokens(&self) -> usize {
+        let left = |sequence: &Sequence| sequence.prefill_len.saturating_sub(sequence.num_computed_tokens);
+        self.waiting.values().chain(self.running.values()).map(left).sum()
+    }
+
+    /// Token slots of held blocks that hold no token.
+    pub fn num_wasted_slots(&self) -> usize {
+        let block_size = self.blocks.block_size();
+        let waste = |s: &Sequence| s.block_table.block_ids().len() * block_size - s.num_computed_tokens;
+        self.running.values().map(waste).sum()
+    }
+
+    /// The pool.
+    pub fn blocks(&self) -> &BlockManager {
+        &self.blocks
+    }
+
+    /// Sums since the start.
+    pub fn counters(&self) -> SchedulerCounters {
+        self.counters
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_idle(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    /// A running sequence.
+    pub fn running_mut(&mut self, place: Place) -> Option<&mut Sequence> {
+        self.running.get_mut(&place)
+    }
+
+    /// The next step: all decodes, and at most `prefill_budget` tokens of prefill within the limits.
+    pub fn schedule(&mut self, prefill_budget: usize) -> Schedule {
+        let mut schedule = Schedule::default();
+        let mut left = Left { tokens: self.limits.max_num_batched_tokens, logits_rows: self.limits.max_logits_rows };
+        let (decodes, prefills): (Vec<(Place, bool)>, _) = self
+            .running
+            .iter()
+            .map(|(place, sequence)| (*place, sequence.is_decoding()))
+            .partition(|(_, is_decoding)| *is_decoding);
+        for (place, _) in decodes {
+            if self.make_room(place, &mut schedule) {
+                self.share(place, 1, &mut left, &mut schedule);
+            }
+        }
+        left.tokens = left.tokens.min(prefill_budget);
+        for (place, _) in prefills {
+            if left.tokens == 0 {
+                break;
+            }
+            if self.make_room(place, &mut schedule) {
+                self.share_chunk(place, &mut left, &mut schedule);
+            }
+        }
+        // Blocks that were just taken from one are not handed to another, else the two would take turns.
+        if schedule.preempted.is_empty() {
+            self.admit(&mut left, &mut schedule);
+        }
+        schedule
+    }
+
+    /// Makes room for one more token of a running sequence, preempting from the end. False where it runs no longer, or
+    /// where it is in prefill, the last, and has to wait for blocks.
+    fn make_room(&mut self, place: Place, schedule: &mut Schedule) -> bool {
+        loop {
+            let Some(sequence) = self.running.get_mut(&place) else { return false };
+            if self.blocks.grow(&mut sequence.block_table, sequence.num_computed_tokens + 1) {
+                return true;
+            }
+            let is_decoding = sequence.is_decoding();
+            let Some((&last, _)) = self.running.last_key_value() else { return false };
+            if last == place && !is_decoding {
+                return false;
+            }
+            self.preempt(last, schedule);
+            if last == place {
+                return false;
+            }
+        }
+    }
+
+    /// Takes a running sequence's blocks, and its share of this step if it has one; it waits in its old place.
+    fn preempt(&mut self, place: Place, schedule: &mut Schedule) {
+        let Some(mut sequence) = self.running.remove(&place) else { return };
+        self.blocks.free(std::mem::take(&mut sequence.block_table));
+        sequence.num_computed_tokens = 0;
+        sequence.prefill_len = sequence.tokens.len();
+        schedule.batch.retain(|scheduled| scheduled.place != place);
+        schedule.preempted.push(sequence.id);
+        self.counters.num_preemptions += 1;
+        self.waiting.insert(place, sequence);
+    }
+
+    /// Gives a running sequence in prefill as many tokens as blocks and bounds allow.
+    fn share_chunk(&mut self, place: Place, left: &mut Left, schedule: &mut Schedule) {
+        let Some(sequence) = self.running.get_mut(&place) else { return };
+        let room = self.blocks.room(&sequence.block_table) - sequence.num_computed_tokens;
+        let mut num_tokens = sequence.num_pending_tokens().min(left.tokens).min(room);
+        if sequence.wants_prompt_logprobs() {
+            // Each other sequence that may still come needs a row.
+            let others = self.limits.max_num_seqs.saturating_sub(schedule.batch.len() + 1);
+            num_tokens = num_tokens.min(left.logits_rows.saturating_sub(others));
+        }
+        let end = sequence.num_computed_tokens + num_tokens;
+        if num_tokens > 0 && self.blocks.grow(&mut sequence.block_table, end) {
+            self.share(place, num_tokens, left, schedule);
+        }
+    }
+
+    fn share(&self, place: Place, num_tokens: usize, left: &mut Left, schedule: &mut Schedule) {
+        let Some(sequence) = self.running.get(&place) else { return };
+        let rows = if sequence.wants_prompt_logprobs() { num_tokens } else { 1 };
+        left.tokens = left.tokens.saturating_sub(num_tokens);
+        left.logits_rows = left.logits_rows.saturating_sub(rows);
+        let is_decode = sequence.is_decoding();
+        schedule.batch.push(Scheduled { id: sequence.id, place, num_tokens, is_decode });
+    }
+
+    /// Starts waiting sequences, in order; the first that does not fit makes those behind it wait.
+    fn admit(&mut self, left: &mut Left, schedule: &mut Schedule) {
+        let mut promised: usize = self.running.values().map(|sequence| self.missing_blocks(sequence)).sum();
+        let places: Vec<Place> = self.waiting.keys().copied().take(self.limits.max_num_seqs).collect();
+        for place in places {
+            if left.tokens == 0 || self.running.len() >= self.limits.max_num_seqs {
+                return;
+            }
+            let Some(next) = self.waiting.get(&place) else { return };
+            let hashes = if self.limits.enable_prefix_caching { next.cacheable_hashes() } else { &[] };
+            let cached = self.blocks.cached_prefix(hashes);
+            if self.is_being_computed(hashes, cached.num_blocks) {
+                continue;
+            }
+            let needed = self.blocks.blocks_of(next.tokens.len()) - cached.num_blocks + cached.num_free;
+            // What stays free lets running sequences grow; the only sequence needs no such margin.
+            let watermark = if self.running.is_empty() { 0 } else { self.blocks.num_blocks().div_ceil(100) };
+            if needed + promised + watermark > self.blocks.num_free_blocks() {
+                return;
+            }
+            let table = self.blocks.start(&hashes[..cached.num_blocks]);
+            let Some(mut sequence) = self.waiting.remove(&place) else { return };
+            self.start(&mut sequence, table);
+            promised += self.missing_blocks(&sequence);
+            schedule.admitted.push(sequence.id);
+            self.running.insert(place, sequence);
+            self.share_chunk(place, left, schedule);
+        }
+    }
+
+    fn start(&mut self, sequence: &mut Sequence, table: BlockTable) {
+        let num_cached = table.block_ids().len() * self.blocks.block_size();
+        sequence.block_table = table;
+        sequence.num_computed_tokens = num_cached;
+        sequence.prefill_len = sequence.tokens.len();
+        if sequence.num_cached_tokens.is_none() {
+            sequence.num_cached_tokens = Some(num_cached);
+            if self.limits.enable_prefix_caching {
+                self.counters.num_queried_tokens += sequence.prompt_len as u64;
+                self.counters.num_hit_tokens += num_cached as u64;
+            }
+        }
+    }
+
+    /// Blocks that a running sequence's prefill has still to take.
+    fn missing_blocks(&self, sequence: &Sequence) -> usize {
+        self.blocks.blocks_of(sequence.prefill_len).saturating_sub(sequence.block_table.block_ids().len())
+    }
+
+    /// Whether a running sequence is about to fill the next block that one with these names needs: who waits for it finds
+    /// the block in the cache, so that a prompt that several ask for at once is computed once.
+    fn is_being_computed(&self, hashes: &[protocol::BlockHash], num_cached: usize) -> bool {
+        let Some(wanted) = hashes.get(num_cached) else { return false };
+        let end = (num_cached + 1) * self.blocks.block_size();
+        self.running.values().any(|sequence| {
+            sequence.num_computed_tokens < end
+                && end <= sequence.prefill_len
+                && sequence.block_hashes().get(num_cached) == Some(wanted)
+        })
+    }
+
+    /// Notes that a step has computed a share: the blocks that it filled get their names.
+    pub fn computed(&mut self, scheduled: &Scheduled) -> Option<&mut Sequence> {
+        let sequence = self.running.get_mut(&scheduled.place)?;
+        sequence.num_computed_tokens += scheduled.num_tokens;
+        if self.limits.enable_prefix_caching {
+            let Sequence { num_computed_tokens, .. } = *sequence;
+            let mut table = std::mem::take(&mut sequence.block_table);
+            self.blocks.name_full_blocks(&mut table, sequence.block_hashes(), num_computed_tokens);
+            sequence.block_table = table;
+        }
+        Some(sequence)
+    }
+
+    /// Takes a sequence out, waiting or running, and frees its blocks. `None` where it is not here.
+    pub fn remove(&mut self, id: RequestId) -> Option<Sequence> {
+        let place = self.places.remove(&id)?;
+        if let Some(sequence) = self.waiting.remove(&place) {
+            return Some(sequence);
+        }
+        let mut sequence = self.running.remove(&place)?;
+        self.blocks.free(std::mem::take(&mut sequence.block_table));
+        Some(sequence)
+    }
+}

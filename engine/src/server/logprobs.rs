@@ -1,0 +1,79 @@
+//! Log probabilities in the three shapes that OpenAI's and vLLM's API have for them.
+
+use protocol::openai::{ChatLogprobs, ChatTokenLogprob, CompletionLogprobs};
+use serde_json::{Map, Value, json};
+
+use super::answer::Token;
+use crate::batch::TokenLogprob;
+use crate::tokenizer::Tokenizer;
+
+/// Lowest value in an answer: JSON has no infinity.
+const LEAST: f32 = -9999.0;
+
+fn finite(logprob: f32) -> f32 {
+    logprob.max(LEAST)
+}
+
+/// Of a chat answer.
+pub(super) fn chat(tokenizer: &Tokenizer, tokens: &[Token]) -> ChatLogprobs {
+    let entry = |id: u32, logprob: f32, top_logprobs| {
+        let bytes = tokenizer.token_bytes(id);
+        let token = String::from_utf8_lossy(&bytes).into_owned();
+        ChatTokenLogprob { token, logprob: finite(logprob), bytes, top_logprobs }
+    };
+    let content = tokens.iter().filter_map(|(id, logprob)| {
+        let logprob = logprob.as_ref()?;
+        let top = logprob.top.iter().map(|&(id, logprob)| entry(id, logprob, None)).collect();
+        Some(entry(*id, logprob.logprob, Some(top)))
+    });
+    ChatLogprobs { content: content.collect() }
+}
+
+/// Builds the lists of a text completion, whose offsets run on from chunk to chunk.
+pub(super) struct CompletionWriter {
+    /// Characters of the tokens so far.
+    offset: usize,
+}
+
+impl CompletionWriter {
+    pub(super) fn new() -> Self {
+        Self { offset: 0 }
+    }
+
+    /// Appends a token; the first of a prompt has no log probability.
+    pub(super) fn push(
+        &mut self,
+        lists: &mut CompletionLogprobs,
+        tokenizer: &Tokenizer,
+        id: u32,
+        logprob: Option<&TokenLogprob>,
+    ) {
+        let text = tokenizer.decode(&[id]);
+        lists.text_offset.push(self.offset);
+        self.offset += text.chars().count();
+        lists.token_logprobs.push(logprob.map(|logprob| finite(logprob.logprob)));
+        lists.top_logprobs.push(logprob.map(|logprob| top_and_own(tokenizer, id, logprob)));
+        lists.tokens.push(text);
+    }
+}
+
+fn top_and_own(tokenizer: &Tokenizer, id: u32, logprob: &TokenLogprob) -> Map<String, Value> {
+    let own = (id, logprob.logprob);
+    let all = logprob.top.iter().copied().chain((!logprob.top.iter().any(|(top, _)| *top == id)).then_some(own));
+    all.map(|(id, logprob)| (tokenizer.decode(&[id]), json!(finite(logprob)))).collect()
+}
+
+/// vLLM's `prompt_logprobs`: nothing for the first token, then an object by token id.
+pub(super) fn prompt(tokenizer: &Tokenizer, logprobs: &[(u32, TokenLogprob)]) -> Value {
+    let entry = |id: u32, logprob: f32, rank: u32| {
+        let value = json!({ "logprob": finite(logprob), "rank": rank, "decoded_token": tokenizer.decode(&[id]) });
+        (id.to_string(), value)
+    };
+    let token = |(id, logprob): &(u32, TokenLogprob)| {
+        let mut object: Map<String, Value> =
+            (1..).zip(&logprob.top).map(|(rank, &(id, logprob))| entry(id, logprob, rank)).collect();
+        object.extend([entry(*id, logprob.logprob, logprob.rank)]);
+        Value::Object(object)
+    };
+    std::iter::once(Value::Null).chain(logprobs.iter().map(token)).collect()
+}

@@ -1,0 +1,121 @@
+//! From a parsed request to the engine's: limits that the server sets, the seed that it draws, one sequence an answer.
+
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use protocol::openai::{FieldError, SamplingFields, Usage};
+
+use super::Server;
+use super::answer::{self, Answer, Head};
+use super::auth::Caller;
+use super::error::ApiError;
+use super::trace::record_usage;
+use crate::engine_loop::Generation;
+use crate::sampling_params::SamplingParams;
+use crate::sequence::EngineRequest;
+
+/// What an endpoint asks for beside the shared fields.
+pub(super) struct Wanted {
+    pub(super) num_answers: usize,
+    pub(super) logprobs: Option<usize>,
+    pub(super) prompt_logprobs: Option<usize>,
+    /// `None` is what is left of the context.
+    pub(super) default_max_tokens: Option<usize>,
+}
+
+impl Server {
+    /// Hands a request's answers to the engine.
+    pub(super) fn generate(
+        &self,
+        prompt: Vec<u32>,
+        fields: &SamplingFields,
+        wanted: &Wanted,
+    ) -> Result<Vec<Generation>, ApiError> {
+        self.check_logprobs("logprobs", wanted.logprobs)?;
+        self.check_logprobs("prompt_logprobs", wanted.prompt_logprobs)?;
+        if fields.prompt_logprobs.is_some() && fields.stream {
+            return Err(FieldError::new("prompt_logprobs", "cannot be streamed").into());
+        }
+        let params = self.sampling_params(fields, prompt.len(), wanted)?;
+        let request = |choice: usize| EngineRequest {
+            prompt: prompt.clone(),
+            params: SamplingParams { choice: choice as u64, ..params.clone() },
+            priority: fields.priority,
+            cache_salt: fields.cache_salt.clone(),
+        };
+        let mut generations = self.engine.generate_all((0..wanted.num_answers).map(request).collect())?;
+        self.engine.metrics().asked(wanted.num_answers);
+        let asked = fields.timeout_s.map(Duration::from_secs_f64);
+        let timeout = [asked, self.config.max_request_time].into_iter().flatten().min();
+        if let Some(timeout) = timeout {
+            generations.iter_mut().for_each(|generation| generation.set_timeout(timeout));
+        }
+        Ok(generations)
+    }
+
+    fn check_logprobs(&self, param: &str, wanted: Option<usize>) -> Result<(), ApiError> {
+        let most = self.config.max_logprobs;
+        match wanted {
+            Some(wanted) if wanted > most => {
+                let message = format!("asks for {wanted}, this server gives at most {most} (--max-logprobs)");
+                Err(FieldError::new(param, message).into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn sampling_params(
+        &self,
+        fields: &SamplingFields,
+        prompt_len: usize,
+        wanted: &Wanted,
+    ) -> Result<SamplingParams, ApiError> {
+        let left = self.engine.max_model_len().saturating_sub(prompt_len).max(1);
+        let default_max_tokens = wanted.default_max_tokens.unwrap_or(left).min(left);
+        let seed = match fields.seed {
+            Some(seed) => seed,
+            None => draw_seed()?,
+        };
+        Ok(SamplingParams {
+            temperature: fields.temperature,
+            top_k: fields.top_k,
+            top_p: fields.top_p,
+            min_p: fields.min_p,
+            repetition_penalty: fields.repetition_penalty,
+            presence_penalty: fields.presence_penalty,
+            frequency_penalty: fields.frequency_penalty,
+            logit_bias: fields.logit_bias.clone(),
+            seed,
+            choice: 0,
+            max_tokens: fields.max_tokens.unwrap_or(default_max_tokens),
+            min_tokens: fields.min_tokens,
+            stop: fields.stop.clone(),
+            include_stop: fields.include_stop,
+            stop_token_ids: fields.stop_token_ids.clone(),
+            ignore_eos: fields.ignore_eos,
+            logprobs: wanted.logprobs,
+            prompt_logprobs: wanted.prompt_logprobs,
+        })
+    }
+
+    /// The head of an answer to a request for `model`.
+    pub(super) fn head(&self, prefix: &str, model: Option<String>) -> Head {
+        let model = model.unwrap_or_else(|| self.model_name().to_owned());
+        Head { id: answer::new_id(prefix), created: answer::unix_time_s(), model }
+    }
+
+    /// Counts a whole request's tokens, for its answer and its caller's account.
+    pub(super) fn usage(&self, caller: &Caller, prompt_tokens: usize, answers: &[Answer]) -> Usage {
+        let generated = answers.iter().map(|answer| answer.num_generated).sum();
+        // Later answers find the prompt that the first one computed; what the request as a whole was spared is the least.
+        let cached = answers.iter().map(|answer| answer.num_cached_tokens).min().unwrap_or(0);
+        self.engine.metrics().used_by_key(caller.name(), prompt_tokens, generated);
+        record_usage(&tracing::Span::current(), prompt_tokens, generated);
+        Usage::new(prompt_tokens, cached, generated)
+    }
+}
+
+fn draw_seed() -> Result<u64, ApiError> {
+    getrandom::u64()
+        .map_err(|error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, format!("no system randomness: {error}")))
+}
