@@ -4,15 +4,15 @@
 //! ids on both sides, no prompt cache; rounds alternate and the median counts, since machines are noisy. Pagoda is timed
 //! by its client, HTTP included; llama.cpp by its own `timings`.
 
+mod peer;
 #[path = "../tests/support/mod.rs"]
 mod support;
 
-use serde_json::{Value, json};
+use peer::Peer;
+use serde_json::json;
 use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
-use support::server::{PATIENCE, Server, read_answer};
+use std::time::Instant;
+use support::server::Server;
 
 const PREFILL_TOKENS: usize = 512;
 const DECODE_TOKENS: usize = 48;
@@ -62,69 +62,16 @@ fn pagoda_round(server: &Server) -> Speeds {
     Speeds { prefill, decode }
 }
 
-struct Peer {
-    child: Child,
-    port: u16,
-}
-
-impl Peer {
-    fn start(mode: &str, model: &str) -> Self {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let child = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/benches/peers/llama-server"))
-            .args([
-                mode,
-                model,
-                &port.to_string(),
-                "-t",
-                &THREADS.to_string(),
-                "-c",
-                &CONTEXT.to_string(),
-                "--parallel",
-                "1",
-            ])
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let peer = Self { child, port };
-        let started = Instant::now();
-        while peer.post("/health", None).is_none_or(|(status, _)| status != 200) {
-            assert!(started.elapsed() < 5 * PATIENCE, "llama-server does not start");
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        peer
-    }
-
-    fn post(&self, path: &str, body: Option<&Value>) -> Option<(u16, Value)> {
-        let mut stream = std::net::TcpStream::connect(("127.0.0.1", self.port)).ok()?;
-        let (method, body) = body.map_or(("GET", String::new()), |body| ("POST", body.to_string()));
-        let head = format!(
-            "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
-            body.len()
-        );
-        std::io::Write::write_all(&mut stream, format!("{head}{body}").as_bytes()).ok()?;
-        let answer = read_answer(&mut stream);
-        Some((answer.status, serde_json::from_str(&answer.body).unwrap_or(Value::Null)))
-    }
-
-    fn round(&self) -> Speeds {
-        let timings = |len: usize, predict: usize| {
-            let body = json!({ "prompt": prompt(len), "n_predict": predict, "temperature": 0, "cache_prompt": false, "ignore_eos": true });
-            let (status, answer) = self.post("/completion", Some(&body)).unwrap();
-            assert_eq!(status, 200, "{answer}");
-            answer["timings"].clone()
-        };
-        let prefill = timings(PREFILL_TOKENS, 1)["prompt_per_second"].as_f64().unwrap();
-        let decode = timings(DECODE_PROMPT_TOKENS, DECODE_TOKENS)["predicted_per_second"].as_f64().unwrap();
-        Speeds { prefill, decode }
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        drop(self.child.kill());
-        drop(self.child.wait());
-    }
+fn peer_round(peer: &Peer) -> Speeds {
+    let timings = |len: usize, predict: usize| {
+        let body = json!({ "prompt": prompt(len), "n_predict": predict, "temperature": 0, "cache_prompt": false, "ignore_eos": true });
+        let (status, answer) = peer.post("/completion", Some(&body)).unwrap();
+        assert_eq!(status, 200, "{answer}");
+        answer["timings"].clone()
+    };
+    let prefill = timings(PREFILL_TOKENS, 1)["prompt_per_second"].as_f64().unwrap();
+    let decode = timings(DECODE_PROMPT_TOKENS, DECODE_TOKENS)["predicted_per_second"].as_f64().unwrap();
+    Speeds { prefill, decode }
 }
 
 /// `VmHWM` of a process, MiB.
@@ -138,15 +85,26 @@ fn compare(mode: &str, device: &str) {
     let model = support::default_model();
     let threads = THREADS.to_string();
     let context = CONTEXT.to_string();
-    let flags = ["--device", device, "--threads", &threads, "--max-model-len", &context, "--kv-cache-memory", "64MiB"];
+    let flags = [
+        "--device",
+        device,
+        "--threads",
+        &threads,
+        "--max-model-len",
+        &context,
+        "--kv-cache-memory",
+        "64MiB",
+        "--enable-prefix-caching",
+        "false",
+    ];
     let started = Instant::now();
     let server = Server::start(&model, &flags);
     let ready_s = started.elapsed().as_secs_f64();
-    let peer = Peer::start(mode, model.to_str().unwrap());
+    let peer = Peer::start(mode, model.to_str().unwrap(), CONTEXT, THREADS, 1);
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
         ours.push(pagoda_round(&server));
-        theirs.push(peer.round());
+        theirs.push(peer_round(&peer));
         eprintln!("round {round}: pagoda {:?}, llama.cpp {:?}", ours[round], theirs[round]);
     }
     let (ours, theirs) = (median(&ours), median(&theirs));
@@ -170,7 +128,7 @@ fn compare(mode: &str, device: &str) {
         "  peak memory MiB  pagoda {:.0} (file {file_mib:.0}, KV pool 64; bound {:.0})  llama.cpp {:.0}",
         peak_memory_mib(server.pid()),
         file_mib * 1.5 + 64.0 + 300.0,
-        peak_memory_mib(peer.child.id())
+        peak_memory_mib(peer.pid())
     );
     println!("  ready after {ready_s:.2} s");
 }

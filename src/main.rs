@@ -28,7 +28,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Answer one prompt, or chat, in the terminal.
-    Run(run::RunArgs),
+    Run(Box<run::RunArgs>),
     /// Serve the OpenAI API over HTTP.
     Serve(Box<serve::ServeArgs>),
     /// List the devices that can run models, and what `auto` takes.
@@ -43,7 +43,7 @@ fn main() -> ExitCode {
         Err(error) => return refuse(&error),
     };
     let result = match cli.command {
-        Command::Run(args) => run::run(args),
+        Command::Run(args) => run::run(*args),
         Command::Serve(args) => serve::serve(*args),
         Command::Devices => devices::devices(),
         Command::Pull => pull::pull(),

@@ -135,6 +135,20 @@ impl<O: Ops> StepRunner for ModelRunner<O> {
     }
 }
 
+/// A model on the CPU. A step runs as a whole on one of rayon's threads: entered from outside, each of its hundreds of
+/// products would wake a thread and be waited for by another.
+pub struct CpuRunner(ModelRunner<CpuOps>);
+
+impl StepRunner for CpuRunner {
+    fn run(&mut self, input: &ModelInput) -> Result<Vec<Selected>, DeviceError> {
+        rayon::scope(|_| self.0.run(input))
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        self.0.memory_bytes()
+    }
+}
+
 /// Sizes that follow from the model and the settings.
 #[derive(Clone, Debug)]
 pub struct Sizes {
@@ -313,9 +327,9 @@ pub fn cpu_runner(
     sizes: &Sizes,
     config: &EngineConfig,
     progress: &mut dyn FnMut(usize, usize),
-) -> Result<ModelRunner<CpuOps>, LoadError> {
+) -> Result<CpuRunner, LoadError> {
     let ops = CpuOps::new(sizes.layout.clone(), rotary(file, &sizes.model)?)?;
-    ModelRunner::load(ops, file, sizes, config, progress)
+    ModelRunner::load(ops, file, sizes, config, progress).map(CpuRunner)
 }
 
 /// A model on an opened GPU.

@@ -48,6 +48,11 @@ impl Server {
         server
     }
 
+    /// Starts a server with these flags and waits until it listens.
+    pub fn start_listening(flags: &[&str]) -> Self {
+        Self::start_as(flags, |_| {})
+    }
+
     /// Starts a server with more settings of its process; waits until it listens.
     pub fn start_with(model: &Path, flags: &[&str], configure: impl Fn(&mut Command)) -> Self {
         let model = model.to_str().unwrap();
@@ -72,9 +77,9 @@ impl Server {
         let started = Instant::now();
         (server.address, server.internal) = loop {
             let log = strip_colours(&server.log.lock().unwrap());
-            let word = |name: &str| log.split_once(name)?.1.split_whitespace().next().map(str::to_owned);
-            // The line is complete once the next has begun.
-            if let (Some(address), Some(internal)) = (word(" address="), word(" internal=")) {
+            let after = |before: String| log.split_once(&before)?.1.split([' ', '"', '\n']).next().map(str::to_owned);
+            let word = |name: &str| after(format!(" {name}=")).or_else(|| after(format!("\"{name}\":\"")));
+            if let (Some(address), Some(internal)) = (word("address"), word("internal")) {
                 break (address, internal);
             }
             assert!(started.elapsed() < PATIENCE, "the server does not listen: {log}");

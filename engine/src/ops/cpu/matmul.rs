@@ -15,20 +15,26 @@ const TILE_ROWS: usize = 3;
 const TILE_TOKENS: usize = 4;
 /// Rows in the scratch, whole tiles: each passage over the tokens, which come from the second-level cache, serves all of them.
 const SCRATCH_ROWS: usize = 9;
-/// Tokens whose products are transposed together: a cache line of them.
-const TRANSPOSE_TOKENS: usize = 16;
+/// Tokens whose products are transposed together: their output rows lie a power of two apart and must not crowd one set of
+/// the cache.
+const TRANSPOSE_TOKENS: usize = 8;
 /// Tasks a thread: few, since a decode step has hundreds of small products, yet enough that the threads finish together.
 const TASKS_PER_THREAD: usize = 4;
 
-/// output (tokens × rows) (+)= input (tokens × columns) · matrixᵀ
-pub(super) fn matmul(matrix: &Tensor, input: &[f32], output: &mut [f32], write: Write) {
+/// output (tokens × rows) (+)= input (tokens × columns) · matrixᵀ. `products` is a scratch that is kept between calls: the
+/// system takes as long to hand out fresh pages as a small product does.
+pub(super) fn matmul(matrix: &Tensor, input: &[f32], output: &mut [f32], products: &mut Vec<f32>, write: Write) {
     let num_tokens = input.len() / matrix.columns;
     // A chunk that is not a prompt's last wants no logits.
     if num_tokens == 0 {
         return;
     }
     // Tasks own rows, the output is token-major: products go to a row-major scratch, then are transposed.
-    let mut products = vec![0.0f32; num_tokens * matrix.rows];
+    let len = num_tokens * matrix.rows;
+    if products.len() < len {
+        products.resize(len, 0.0);
+    }
+    let products = &mut products[..len];
     let tasks = rayon::current_num_threads() * TASKS_PER_THREAD;
     let rows_per_task = matrix.rows.div_ceil(tasks).next_multiple_of(SCRATCH_ROWS);
     let arch = pulp::Arch::new();
@@ -42,10 +48,13 @@ pub(super) fn matmul(matrix: &Tensor, input: &[f32], output: &mut [f32], write: 
         *output = if write == Write::Accumulate { *output + product } else { product };
     };
     if num_tokens == 1 {
-        output.iter_mut().zip(products).for_each(|(output, product)| store(output, product));
+        output.iter_mut().zip(products).for_each(|(output, product)| store(output, *product));
         return;
     }
-    output.par_chunks_mut(TRANSPOSE_TOKENS * matrix.rows).enumerate().for_each(|(block, output)| {
+    let products = &*products;
+    let alone = super::ALONE_VALUES / (TRANSPOSE_TOKENS * matrix.rows);
+    let blocks = output.par_chunks_mut(TRANSPOSE_TOKENS * matrix.rows).enumerate();
+    blocks.with_min_len(alone).for_each(|(block, output)| {
         let block_tokens = output.len() / matrix.rows;
         for row in 0..matrix.rows {
             let products = &products[row * num_tokens + block * TRANSPOSE_TOKENS..][..block_tokens];

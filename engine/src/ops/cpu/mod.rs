@@ -18,6 +18,9 @@ use crate::batch::{ModelInput, Selected};
 use crate::gguf::Tensor;
 use crate::kv::KvLayout;
 
+/// Values that one thread goes over sooner than another is woken.
+const ALONE_VALUES: usize = 16 << 10;
+
 /// Activations: row-major `[max rows, width]`.
 pub struct Buffer {
     values: Vec<f32>,
@@ -53,6 +56,8 @@ pub struct CpuOps {
     cache: Vec<LayerCache>,
     input: ModelInput,
     rotations: Vec<[f32; 2]>,
+    /// Scratch of the matrix product.
+    products: Vec<f32>,
 }
 
 impl CpuOps {
@@ -71,7 +76,15 @@ impl CpuOps {
         })?;
         let cache = (0..layout.num_layers).map(|_| LayerCache { key: vec![0; len], value: vec![0; len] }).collect();
         // Neighbouring pairs: the order of GGUF's llama.
-        Ok(Self { layout, rotary, pair_stride: 1, cache, input: ModelInput::default(), rotations: Vec::new() })
+        Ok(Self {
+            layout,
+            rotary,
+            pair_stride: 1,
+            cache,
+            input: ModelInput::default(),
+            rotations: Vec::new(),
+            products: Vec::new(),
+        })
     }
 
     fn num_rows(&self, rows: Rows) -> usize {
@@ -126,7 +139,8 @@ impl Ops for CpuOps {
         let width = weight.len();
         let arch = pulp::Arch::new();
         let source = input.rows(num_rows).par_chunks_exact(width);
-        output.values[..num_rows * width].par_chunks_exact_mut(width).zip(source).for_each(|(output, input)| {
+        let rows = output.values[..num_rows * width].par_chunks_exact_mut(width).zip(source);
+        rows.with_min_len(ALONE_VALUES / width).for_each(|(output, input)| {
             let squares = arch.dispatch(matmul::SumOfSquares(input));
             let scale = 1.0 / (squares / width as f32 + eps).sqrt();
             for ((output, x), w) in output.iter_mut().zip(input).zip(weight) {
@@ -147,7 +161,8 @@ impl Ops for CpuOps {
         let num_rows = self.num_rows(rows);
         // The input may be wider than the matrix only when a buffer is shared between row sets; its rows are packed.
         let input = &input.values[..num_rows * matrix.columns];
-        matmul::matmul(matrix, input, &mut output.values[..num_rows * matrix.rows], write);
+        let output = &mut output.values[..num_rows * matrix.rows];
+        matmul::matmul(matrix, input, output, &mut self.products, write);
         Ok(())
     }
 
@@ -158,7 +173,8 @@ impl Ops for CpuOps {
         let num_pairs = self.rotary.num_pairs();
         let stride = self.pair_stride;
         let rotations = self.rotations.par_chunks_exact(num_pairs);
-        values.rows_mut(num_rows).par_chunks_exact_mut(width).zip(rotations).for_each(|(row, rotations)| {
+        let rows = values.rows_mut(num_rows).par_chunks_exact_mut(width).zip(rotations);
+        rows.with_min_len(ALONE_VALUES / width).for_each(|(row, rotations)| {
             for head in row.chunks_exact_mut(head_dim) {
                 for (pair, &[cos, sin]) in rotations.iter().enumerate() {
                     let first = if stride == 1 { 2 * pair } else { pair };
