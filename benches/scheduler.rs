@@ -20,6 +20,7 @@ fn busy() -> Scheduler {
         max_num_seqs: NUM_SEQS,
         max_num_batched_tokens: 1 << 20,
         max_logits_rows: NUM_SEQS,
+        max_context_tokens: usize::MAX,
         enable_prefix_caching: true,
     };
     let mut scheduler = Scheduler::new(limits, BlockManager::new(NUM_BLOCKS, BLOCK_SIZE));

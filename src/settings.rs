@@ -270,10 +270,13 @@ fn one_or_many<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<
     #[serde(untagged)]
     enum OneOrMany {
         One(String),
+        // What looks like a number in the environment is read as one.
+        Number(u64),
         Many(Vec<String>),
     }
     Ok(match OneOrMany::deserialize(deserializer)? {
         OneOrMany::One(text) => text.split(',').map(|part| part.trim().to_owned()).collect(),
+        OneOrMany::Number(number) => vec![number.to_string()],
         OneOrMany::Many(texts) => texts,
     })
 }
@@ -370,7 +373,10 @@ impl Settings {
             bail!("--max-logprobs {}: at most {MAX_DEVICE_LOGPROBS} are possible", self.max_logprobs);
         }
         let max_request_time = match self.max_request_time {
-            Some(seconds) => Some(Duration::try_from_secs_f64(seconds).context("--max-request-time")?),
+            Some(seconds) if !(seconds > 0.0 && seconds <= 1e6) => {
+                bail!("--max-request-time {seconds}: must be above 0, at most 1000000 seconds")
+            }
+            Some(seconds) => Some(Duration::from_secs_f64(seconds)),
             None => None,
         };
         Ok(ServerConfig {

@@ -78,6 +78,7 @@ impl Driven {
             max_num_seqs: 8,
             max_num_batched_tokens: budget,
             max_logits_rows: 24,
+            max_context_tokens: usize::MAX,
             enable_prefix_caching: true,
         };
         let scheduler = Scheduler::new(limits, BlockManager::new(num_blocks, BLOCK_SIZE));

@@ -51,7 +51,8 @@ fn metrics_have_vllm_s_names_labels_and_values() {
         // 100 tokens are six full blocks and some.
         ("vllm:prefix_cache_hits_total", 96.0),
         ("vllm:num_preemptions_total", 0.0),
-        ("vllm:prompt_tokens_total", 104.0),
+        ("vllm:prompt_tokens_total", 200.0),
+        ("pagoda_prefill_tokens_total", 104.0),
         ("vllm:generation_tokens_total", 14.0),
         ("vllm:time_to_first_token_seconds_count", 2.0),
         ("vllm:inter_token_latency_seconds_count", 12.0),

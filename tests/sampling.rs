@@ -243,6 +243,28 @@ fn a_request_that_takes_too_long_fails_and_frees_its_blocks() {
 }
 
 #[test]
+fn extreme_numbers_are_refused_or_harmless() {
+    let (_directory, server) = tiny_server();
+    let greedy = text(&complete(&server, json!({})), 0);
+    for fields in [json!({ "temperature": 1e-40 }), json!({ "temperature": 1, "top_p": 1e-300 })] {
+        assert_eq!(text(&complete(&server, fields.clone()), 0), greedy, "{fields}");
+    }
+    let refused = |fields: Value| {
+        let mut body = json!({ "prompt": "abc" });
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let answer = server.post("/v1/completions", &body);
+        assert_eq!(answer.status, 400, "{fields}: {}", answer.body);
+        answer.json()["error"]["param"].as_str().unwrap().to_owned()
+    };
+    for (param, value) in [("timeout", 1e300), ("timeout", 1e19), ("temperature", 1e30), ("repetition_penalty", 1e-40)]
+    {
+        assert_eq!(refused(json!({ param: value })), param);
+    }
+    complete(&server, json!({ "n": 2, "logprobs": 20, "prompt_logprobs": 20 }));
+    assert_eq!(server.post("/v1/completions", &json!({ "prompt": vec![1; 100_000], "n": 128 })).status, 400);
+}
+
+#[test]
 fn a_request_that_can_never_fit_is_refused_with_the_numbers() {
     let (_directory, path) = Tiny::default().write();
     let server = Server::start(&path, &["--device", "cpu", "--kv-cache-memory", "16KiB"]);

@@ -163,6 +163,32 @@ async fn slow_headers_and_idle_connections_end() {
     assert!(waited >= Duration::from_secs(29) && waited < Duration::from_secs(40), "{waited:?}");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_body_that_does_not_come_ends_the_request() {
+    let sim = Sim::start("instant", |_| {}, |_| {});
+    let (mut client, io) = tokio::io::duplex(1024);
+    tokio::spawn(server::serve_connection(io, sim.router.clone(), sim.limits, sim.stop.clone()));
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 1000\r\n\r\n{";
+    client.write_all(head.as_bytes()).await.unwrap();
+    let started = Instant::now();
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 408") && answer.contains("within 60 s"), "{answer}");
+    assert!(started.elapsed() < Duration::from_secs(70));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deadline_holds_for_a_client_that_does_not_read() {
+    let sim = Sim::start("h100", |_| {}, |_| {});
+    let mut body = prompt(5, 4000);
+    body["stream"] = json!(true);
+    body["timeout"] = json!(3);
+    let stalled = sim.send(&body, 2048).await;
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    assert_eq!(sim.engine.stats().num_running, 0, "44 s of work are left, and the write stall takes 60 s");
+    drop(stalled);
+}
+
 /// Requests over a few shared prefixes on a pool that is too small for them, a third of them cut or late.
 #[tokio::test(start_paused = true)]
 async fn thousands_of_requests_leave_nothing_behind() {

@@ -8,6 +8,9 @@ use burn::tensor::wgpu::wgpu;
 use wgpu::{Backends, DeviceType, Features};
 
 use crate::error::LoadError;
+use crate::kernels::SPLIT;
+use crate::kv::KvLayout;
+use crate::ops::wgpu as wgpu_ops;
 
 /// The name of the CPU device.
 pub const CPU: &str = "cpu";
@@ -88,6 +91,19 @@ pub enum Selected {
 }
 
 impl Selected {
+    /// Tokens that sequences in decode may have in all: their attention's partial results lie in one buffer.
+    pub fn max_context_tokens(&self, layout: &KvLayout) -> usize {
+        const MAX_PARTIALS: u64 = 256 << 20;
+        match self {
+            Self::Cpu => usize::MAX,
+            Self::Gpu(open) => {
+                let bytes = open.info.max_binding_bytes.unwrap_or(u64::MAX).min(MAX_PARTIALS);
+                // Each sequence's last split may be nearly empty: one in sixteen is allowed for it.
+                (bytes / wgpu_ops::partial_bytes(layout)) as usize * SPLIT as usize / 16 * 15
+            }
+        }
+    }
+
     /// What a model of `weights_bytes` finds here.
     pub fn memory(&self, weights_bytes: u64) -> DeviceMemory {
         match self {

@@ -161,7 +161,8 @@ impl Engine {
             sequence.num_prompt_logprobs += prompt.len();
             let is_nan = |selected: &Selected| matches!(selected, Selected::NotANumber | Selected::Logits(_));
             if prompt.iter().chain(&sampled).any(is_nan) {
-                self.abort(id);
+                self.answers.remove(&id);
+                self.scheduler.remove_poisoned(id);
                 events.push((id, EngineEvent::Failed(RequestError::NotANumber)));
                 continue;
             }

@@ -63,6 +63,7 @@ pub struct EngineMetrics {
     prefix_hits: IntCounter,
     preemptions: IntCounter,
     prompt_tokens: IntCounter,
+    prefill_tokens: IntCounter,
     generation_tokens: IntCounter,
     success: IntCounterVec,
     ttft: Histogram,
@@ -162,7 +163,10 @@ impl EngineMetrics {
                 .counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the cache.")?,
             prefix_hits: cells.counter("vllm:prefix_cache_hits_total", "Prompt tokens found in the cache.")?,
             preemptions: cells.counter("vllm:num_preemptions_total", "Sequences that lost their KV blocks.")?,
-            prompt_tokens: cells.counter("vllm:prompt_tokens_total", "Prompt tokens computed.")?,
+            prompt_tokens: cells
+                .counter("vllm:prompt_tokens_total", "Prompt tokens of requests that have their first token.")?,
+            prefill_tokens: cells
+                .counter("pagoda_prefill_tokens_total", "Tokens computed in prefill, after preemption too.")?,
             generation_tokens: cells.counter("vllm:generation_tokens_total", "Tokens generated.")?,
             success: cells.counters(
                 "vllm:request_success_total",
@@ -219,16 +223,19 @@ impl EngineMetrics {
         self.tokens_by_key.with_label_values(&[key, "generation"]).inc_by(generation_tokens as u64);
     }
 
-    pub(crate) fn first_token(&self, seconds: f64) {
+    pub(crate) fn first_token(&self, prompt_tokens: usize, seconds: f64) {
+        self.prompt_tokens.inc_by(prompt_tokens as u64);
+        self.generation_tokens.inc();
         self.ttft.observe(seconds);
     }
 
     pub(crate) fn inter_token(&self, seconds: f64) {
+        self.generation_tokens.inc();
         self.itl.observe(seconds);
     }
 
     pub(crate) fn step(&self, num_decodes: usize, num_prefill_tokens: usize, seconds: f64) {
-        self.prompt_tokens.inc_by(num_prefill_tokens as u64);
+        self.prefill_tokens.inc_by(num_prefill_tokens as u64);
         self.step_tokens.observe((num_decodes + num_prefill_tokens) as f64);
         self.batch_size.observe(num_decodes as f64);
         let phase = if num_prefill_tokens > 0 { &self.prefill_step } else { &self.decode_step };
@@ -253,7 +260,6 @@ impl EngineMetrics {
 
     pub(crate) fn finished(&self, request: &FinishedRequest) {
         self.success.with_label_values(&[request.reason]).inc();
-        self.generation_tokens.inc_by(request.generation_tokens as u64);
         self.e2e.observe(request.e2e_s);
         self.request_prompt_tokens.observe(request.prompt_tokens as f64);
         self.request_generation_tokens.observe(request.generation_tokens as f64);

@@ -166,7 +166,6 @@ impl Sizes {
     /// # Errors
     /// When what was asked for does not fit.
     pub fn choose(model: ModelConfig, config: &EngineConfig, memory: &DeviceMemory) -> Result<Self, LoadError> {
-        check_step(config)?;
         let wanted_len = config.max_model_len.unwrap_or(model.context_length);
         if wanted_len == 0 || wanted_len > model.context_length {
             let limit = model.context_length;
@@ -204,7 +203,11 @@ impl Sizes {
     }
 }
 
-fn check_step(config: &EngineConfig) -> Result<(), LoadError> {
+/// Checks the bounds of a step.
+///
+/// # Errors
+/// When no sequence could run within them.
+pub fn check_step(config: &EngineConfig) -> Result<(), LoadError> {
     if config.max_num_seqs == 0 || config.max_num_batched_tokens == 0 {
         return Err(LoadError::Setting("--max-num-seqs and --max-num-batched-tokens must be at least 1".into()));
     }

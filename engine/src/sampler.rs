@@ -40,25 +40,26 @@ fn adjustments(sequence: &Sequence, eos_token_ids: &[u32]) -> Vec<Adjustment> {
     if params.logit_bias.is_empty() && sequence.counts.is_empty() && !is_early {
         return Vec::new();
     }
+    let none = |token| Adjustment { token, bias: 0.0, repetition: 1.0, subtract: 0.0 };
     let mut all: Vec<Adjustment> =
         sequence.counts.iter().map(|(token, count)| penalty(params, *token, *count)).collect();
-    all.sort_unstable_by_key(|adjustment| adjustment.token);
-    let mut entry = |token: u32, change: &dyn Fn(&mut Adjustment)| {
-        let index = all.binary_search_by_key(&token, |adjustment| adjustment.token).unwrap_or_else(|index| {
-            all.insert(index, Adjustment { token, bias: 0.0, repetition: 1.0, subtract: 0.0 });
-            index
-        });
-        change(&mut all[index]);
-    };
-    for &(token, bias) in &params.logit_bias {
-        entry(token, &|adjustment| adjustment.bias += bias);
-    }
+    all.extend(params.logit_bias.iter().map(|&(token, bias)| Adjustment { bias, ..none(token) }));
     if is_early {
         let model_ends = eos_token_ids.iter().filter(|_| !params.ignore_eos);
-        for &token in model_ends.chain(&params.stop_token_ids) {
-            entry(token, &|adjustment| adjustment.subtract += FORBIDDEN);
-        }
+        let ends = model_ends.chain(&params.stop_token_ids);
+        all.extend(ends.map(|&token| Adjustment { subtract: FORBIDDEN, ..none(token) }));
     }
+    all.sort_unstable_by_key(|adjustment| adjustment.token);
+    // One entry a token: the device changes each logit once.
+    all.dedup_by(|next, kept| {
+        let is_same = next.token == kept.token;
+        if is_same {
+            kept.bias += next.bias;
+            kept.repetition *= next.repetition;
+            kept.subtract += next.subtract;
+        }
+        is_same
+    });
     all
 }
 

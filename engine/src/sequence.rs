@@ -3,6 +3,7 @@
 //! Owned by the scheduler from arrival to finish; knows no text and no channel.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use protocol::{BlockHash, Salt};
 
@@ -43,6 +44,8 @@ pub struct EngineRequest {
     pub priority: i32,
     /// KV blocks are shared only between requests of one salt.
     pub cache_salt: String,
+    /// It fails if it is not finished within this time of its arrival.
+    pub timeout: Option<Duration>,
 }
 
 /// How often a token has been seen.
@@ -87,7 +90,7 @@ pub struct Sequence {
 impl Sequence {
     /// An answer that has not started.
     pub fn new(id: RequestId, request: EngineRequest, block_size: usize) -> Self {
-        let EngineRequest { prompt, params, priority, cache_salt } = request;
+        let EngineRequest { prompt, params, priority, cache_salt, timeout: _ } = request;
         let root = BlockHash::root(&Salt { adapter: None, cache_salt });
         let mut counts: HashMap<u32, TokenCount> = HashMap::new();
         if params.has_penalties() {

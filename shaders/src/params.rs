@@ -29,7 +29,7 @@ params! {
     /// reshape_and_cache
     ReshapeAndCache { num_kv_heads: u32, head_dim8: u32; pad: [u32; 2] }
     /// paged_attention_decode: `num_items` splits
-    PagedAttentionDecode { num_items: u32, num_heads: u32, num_kv_heads: u32, block_table_stride: u32, scale: f32; pad: [u32; 3] }
+    PagedAttentionDecode { num_items: u32, num_heads: u32, num_kv_heads: u32, block_table_stride: u32, scale: f32, row_width: u32; pad: [u32; 2] }
     /// paged_attention_reduce
     PagedAttentionReduce { num_heads: u32; pad: [u32; 3] }
     /// paged_attention_prefill

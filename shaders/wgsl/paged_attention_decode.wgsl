@@ -11,9 +11,9 @@ struct Params {
     num_kv_heads: u32,
     block_table_stride: u32,
     scale: f32,
+    row_width: u32,    // invocations a grid row, since a grid dimension is bounded
     pad0: u32,
     pad1: u32,
-    pad2: u32,
 }
 
 @group(0) @binding(0) var<storage, read> query: array<vec4<f32>>;
@@ -34,11 +34,12 @@ const LOWEST: f32 = -3.0e38;
 
 @compute @workgroup_size({{ WORKGROUP_SIZE }})
 fn main(@builtin(global_invocation_id) id: vec3<u32>) {
-    if (id.x >= params.num_splits * params.num_heads) {
+    let index = id.y * params.row_width + id.x;
+    if (id.x >= params.row_width || index >= params.num_splits * params.num_heads) {
         return;
     }
-    let item = id.x / params.num_heads;
-    let head = id.x - item * params.num_heads;
+    let item = index / params.num_heads;
+    let head = index - item * params.num_heads;
     let sequence = splits[item].x;
     let first = splits[item].y * SPLIT;
     let last = min(first + SPLIT, context_lens[sequence]);
@@ -49,7 +50,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
         let base = slot_base(table_base, token, kv_head);
         attend(base, score_of(base));
     }
-    let target_base = id.x * (HEAD_DIM4 + 1u);
+    let target_base = index * (HEAD_DIM4 + 1u);
     {% for i in range(HEAD_DIM // 4) %}
     partials[target_base + {{ i }}u] = acc{{ i }};
     {% endfor %}

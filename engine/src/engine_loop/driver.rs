@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use super::handle::{Admitted, Submission};
+use super::handle::{Admitted, Deadline, Submission};
 use super::{EngineState, EngineStats};
 use crate::engine::{Engine, Step};
 use crate::event::{EngineEvent, RequestError};
@@ -30,6 +30,7 @@ struct Reader {
     events: mpsc::Sender<EngineEvent>,
     _admitted: Admitted,
     arrived: Instant,
+    deadline: Option<Deadline>,
     started: Option<Instant>,
     first_token: Option<Instant>,
     last_token: Option<Instant>,
@@ -54,6 +55,10 @@ impl EngineLoop {
             self.drop_abandoned();
             let Some(step) = self.engine.begin() else {
                 self.publish(&runner, None);
+                // Nothing to do for those that are here: a bug, which must not take the processor.
+                if !self.engine.scheduler().is_idle() {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
                 continue;
             };
             self.note_started(&step);
@@ -79,6 +84,7 @@ impl EngineLoop {
         tracing::error!(%error, requests = self.readers.len(), "device failed");
         state.send_replace(EngineState::Failed(error.to_string()));
         for (_, reader) in self.readers.drain() {
+            self.metrics.finished(&reader.summary("error"));
             send(&reader, EngineEvent::Failed(RequestError::EngineFailed(error.to_string())));
         }
     }
@@ -98,11 +104,12 @@ impl EngineLoop {
     }
 
     fn take(&mut self, submission: Submission) {
-        let Submission { id, request, events, admitted, arrived } = submission;
+        let Submission { id, request, events, admitted, arrived, deadline } = submission;
         let reader = Reader {
             events,
             _admitted: admitted,
             arrived,
+            deadline,
             started: None,
             first_token: None,
             last_token: None,
@@ -114,11 +121,16 @@ impl EngineLoop {
         self.engine.add(id, request);
     }
 
+    /// Drops requests whose readers are gone or whose time is over.
     fn drop_abandoned(&mut self) {
-        let gone: Vec<RequestId> =
-            self.readers.iter().filter(|(_, reader)| reader.events.is_closed()).map(|(id, _)| *id).collect();
-        for id in gone {
+        let now = Instant::now();
+        let is_late = |reader: &Reader| reader.deadline.is_some_and(|deadline| deadline.at <= now);
+        let gone = self.readers.iter().filter(|(_, reader)| reader.events.is_closed() || is_late(reader));
+        for id in gone.map(|(id, _)| *id).collect::<Vec<RequestId>>() {
             if let Some(reader) = self.readers.remove(&id) {
+                if let Some(deadline) = reader.deadline.filter(|deadline| deadline.at <= now) {
+                    send(&reader, EngineEvent::Failed(deadline.error()));
+                }
                 self.metrics.finished(&reader.summary("abort"));
             }
             self.engine.abort(id);
@@ -188,7 +200,7 @@ impl Reader {
             Some(last) => metrics.inter_token((now - last).as_secs_f64()),
             None => {
                 self.first_token = Some(now);
-                metrics.first_token((now - self.arrived).as_secs_f64());
+                metrics.first_token(self.prompt_len, (now - self.arrived).as_secs_f64());
             }
         }
         self.last_token = Some(now);

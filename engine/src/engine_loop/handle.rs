@@ -38,6 +38,20 @@ pub(super) struct Submission {
     pub(super) events: mpsc::Sender<EngineEvent>,
     pub(super) admitted: Admitted,
     pub(super) arrived: Instant,
+    pub(super) deadline: Option<Deadline>,
+}
+
+/// When a request fails, and the time that it was given.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Deadline {
+    pub(super) at: Instant,
+    timeout: Duration,
+}
+
+impl Deadline {
+    pub(super) fn error(self) -> RequestError {
+        RequestError::DeadlineExceeded { seconds: self.timeout.as_secs_f64() }
+    }
 }
 
 /// One request's place in the engine; given back when dropped.
@@ -66,25 +80,21 @@ pub struct EngineHandle {
 #[derive(Debug)]
 pub struct Generation {
     events: mpsc::Receiver<EngineEvent>,
-    deadline: Option<(Instant, Duration)>,
+    /// The engine keeps it too; here it holds even where a step never ends.
+    deadline: Option<Deadline>,
 }
 
 impl Generation {
-    /// Fails with [`RequestError::DeadlineExceeded`] what is not finished `timeout` from now.
-    pub fn set_timeout(&mut self, timeout: Duration) {
-        self.deadline = Some((Instant::now() + timeout, timeout));
-    }
-
     /// The next event; `None` after the last.
     pub async fn next(&mut self) -> Option<EngineEvent> {
-        let Some((deadline, timeout)) = self.deadline else { return self.events.recv().await };
-        match tokio::time::timeout_at(deadline, self.events.recv()).await {
+        let Some(deadline) = self.deadline else { return self.events.recv().await };
+        match tokio::time::timeout_at(deadline.at, self.events.recv()).await {
             Ok(event) => event,
             Err(_) => {
                 // The engine drops a request whose reader is gone.
                 self.events.close();
                 while self.events.try_recv().is_ok() {}
-                Some(EngineEvent::Failed(RequestError::DeadlineExceeded { seconds: timeout.as_secs_f64() }))
+                Some(EngineEvent::Failed(deadline.error()))
             }
         }
     }
@@ -171,16 +181,23 @@ impl EngineHandle {
         let submit = |(request, admitted): (EngineRequest, Admitted)| {
             let (sender, events) = mpsc::channel(request.params.max_tokens + 3);
             let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
-            let submission = Submission { id, request, events: sender, admitted, arrived };
+            // A time that no clock can tell is no deadline.
+            let at = |timeout| Some(Deadline { at: arrived.checked_add(timeout)?, timeout });
+            let deadline = request.timeout.and_then(at);
+            let submission = Submission { id, request, events: sender, admitted, arrived, deadline };
             // The channel has a place for each that was admitted, so it is full only where its other end is gone.
             let gone = |_| RequestError::EngineFailed("its thread has ended".into());
             self.submissions.try_send(submission).map_err(gone)?;
-            Ok(Generation { events, deadline: None })
+            Ok(Generation { events, deadline })
         };
         requests.into_iter().zip(admitted).map(submit).collect()
     }
 
-    fn check(&self, prompt: &[u32], params: &SamplingParams) -> Result<(), RequestError> {
+    /// Checks that a request can run here.
+    ///
+    /// # Errors
+    /// When it never can, with the numbers.
+    pub fn check(&self, prompt: &[u32], params: &SamplingParams) -> Result<(), RequestError> {
         let Shape { max_model_len, num_blocks, vocab_size, .. } = *self.shape;
         let (prompt_len, max_tokens) = (prompt.len(), params.max_tokens);
         if prompt.is_empty() {

@@ -70,11 +70,12 @@ pub struct EngineStats {
     pub refuses: bool,
 }
 
-fn limits(config: &EngineConfig, max_model_len: usize) -> (SchedulerLimits, EngineLimits) {
+fn limits(config: &EngineConfig, max_model_len: usize, max_context_tokens: usize) -> (SchedulerLimits, EngineLimits) {
     let scheduler = SchedulerLimits {
         max_num_seqs: config.max_num_seqs,
         max_num_batched_tokens: config.max_num_batched_tokens,
         max_logits_rows: model_runner::max_logits_rows(config),
+        max_context_tokens,
         enable_prefix_caching: config.enable_prefix_caching,
     };
     (scheduler, EngineLimits { max_model_len, max_step_s: config.max_step_ms / 1e3 })
@@ -88,12 +89,18 @@ struct Parts {
     engine_loop: EngineLoop,
 }
 
-fn parts(config: &EngineConfig, tokenizer: Arc<Tokenizer>, shape: Shape) -> Result<Parts, LoadError> {
+fn parts(
+    config: &EngineConfig,
+    tokenizer: Arc<Tokenizer>,
+    shape: Shape,
+    max_context_tokens: usize,
+) -> Result<Parts, LoadError> {
+    model_runner::check_step(config)?;
     let (submissions, receiver) = mpsc::channel(config.max_queue + config.max_num_seqs);
     let (state_sender, state) = watch::channel(EngineState::Loading(0, 1));
     let (stats_sender, stats) = watch::channel(EngineStats::default());
     let metrics = Arc::new(EngineMetrics::new(&config.served_model_name, &shape)?);
-    let (scheduler, engine) = limits(config, shape.max_model_len);
+    let (scheduler, engine) = limits(config, shape.max_model_len, max_context_tokens);
     let scheduler = Scheduler::new(scheduler, BlockManager::new(shape.num_blocks, BLOCK_SIZE));
     let engine = Engine::new(scheduler, tokenizer, engine);
     let handle = EngineHandle {
@@ -117,6 +124,7 @@ pub fn spawn(config: EngineConfig, file: GgufFile, tokenizer: Arc<Tokenizer>) ->
     let opened = device::select(&config.device)?;
     let model = ModelConfig::from_gguf(&file)?;
     let sizes = Sizes::choose(model, &config, &opened.memory(file.tensor_bytes()))?;
+    let max_context_tokens = opened.max_context_tokens(&sizes.layout);
     let shape = Shape {
         max_model_len: sizes.max_model_len,
         num_blocks: sizes.layout.num_blocks,
@@ -124,7 +132,7 @@ pub fn spawn(config: EngineConfig, file: GgufFile, tokenizer: Arc<Tokenizer>) ->
         max_queue: config.max_queue,
         vocab_size: tokenizer.vocab_size(),
     };
-    let Parts { handle, receiver, state, engine_loop } = parts(&config, tokenizer, shape)?;
+    let Parts { handle, receiver, state, engine_loop } = parts(&config, tokenizer, shape, max_context_tokens)?;
     let fingerprint = Arc::clone(&handle.fingerprint);
     let thread = move || {
         let guard = FailureGuard(state);
@@ -163,7 +171,7 @@ pub fn spawn_sim(
         max_queue: config.max_queue,
         vocab_size: tokenizer.vocab_size(),
     };
-    let parts = parts(config, Arc::clone(&tokenizer), shape)?;
+    let parts = parts(config, Arc::clone(&tokenizer), shape, usize::MAX)?;
     let Parts { handle, receiver, state, engine_loop } = parts;
     handle.fingerprint.get_or_init(|| profile.fingerprint());
     state.send_replace(EngineState::Ready(format!("sim:{}", profile.name)));

@@ -181,6 +181,11 @@ impl Encoder {
         self.recorded.push(Recorded::Copy(Copy { from: owned(from.raw()), to: owned(to.raw()), bytes }));
     }
 
+    /// Forgets a buffer that is about to be replaced, which bind groups would keep alive.
+    pub fn forget(&mut self, buffer: &GpuBuffer) {
+        self.bind_groups.retain(|(_, buffers), _| !buffers.contains(&buffer.id));
+    }
+
     /// Dispatches recorded since the start.
     pub fn num_dispatches(&self) -> u64 {
         self.num_dispatches

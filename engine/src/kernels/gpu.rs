@@ -128,6 +128,11 @@ impl Gpu {
         limits.max_storage_buffer_binding_size.min(limits.max_buffer_size)
     }
 
+    /// The size for a buffer that has to grow to `bytes`: some more, within the binding limit.
+    pub fn grown(&self, bytes: u64) -> u64 {
+        bytes.next_power_of_two().min(self.max_binding_bytes() / 16 * 16).max(bytes)
+    }
+
     /// A buffer of `bytes` (rounded up to 16), its contents zero or garbage.
     ///
     /// # Errors

@@ -35,7 +35,7 @@ pub use matmul_int8::matmul_int8;
 pub use paged_attention_decode::paged_attention_decode;
 pub use paged_attention_prefill::paged_attention_prefill;
 pub use paged_attention_reduce::paged_attention_reduce;
-pub use plan::{Activations, MatmulShape, Plan};
+pub use plan::{Activations, MatmulShape, Plan, SPLIT};
 pub use quantize_activations::quantize_activations;
 pub use reshape_and_cache::reshape_and_cache;
 pub use rms_norm::rms_norm;

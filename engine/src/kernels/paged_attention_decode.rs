@@ -1,6 +1,6 @@
 //! Wrapper of `paged_attention_decode.wgsl`: partial results of each (split, head).
 
-use shaders::{PAGED_ATTENTION_DECODE, Value, Variant, params};
+use shaders::{PAGED_ATTENTION_DECODE, Value, Variant, limits, params};
 
 use super::{Encoder, GpuBuffer, Plan};
 use crate::kv::KvLayout;
@@ -37,16 +37,17 @@ pub fn paged_attention_decode(
         ("WORKGROUP_SIZE", Value::Number(plan.decode_size)),
     ];
     let kernel = encoder.kernel(&Variant::new(&PAGED_ATTENTION_DECODE, &values))?;
+    let (x, y, row_width) = limits::grid_2d(num_splits * num_heads, plan.decode_size);
     let params = params::PagedAttentionDecode {
         num_items: num_splits,
         num_heads,
         num_kv_heads: layout.num_kv_heads as u32,
         block_table_stride,
+        row_width,
         scale: 1.0 / (layout.head_dim as f32).sqrt(),
         ..Default::default()
     };
     let buffers = [query, key_cache, value_cache, block_tables, context_lens, splits, partials];
-    let grid = [(num_splits * num_heads).div_ceil(plan.decode_size), 1, 1];
     let work = total_context * u64::from(num_heads * head_dim) * 2;
-    encoder.dispatch(&kernel, &buffers, &params, grid, work)
+    encoder.dispatch(&kernel, &buffers, &params, [x, y, 1], work)
 }

@@ -7,6 +7,9 @@ use shaders::{Value, Variant};
 
 use crate::kv::BLOCK_SIZE;
 
+/// Tokens a split of `paged_attention_decode`: constant, so that the order of sums is.
+pub const SPLIT: u32 = 64;
+
 /// How activations enter a matrix product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activations {
@@ -76,7 +79,7 @@ impl Plan {
             reduce_size: 64,
             decode_size: 32,
             query_tile: 32,
-            split: 64,
+            split: SPLIT,
             max_work: 20_000_000_000,
         }
     }

@@ -117,6 +117,11 @@ impl BlockManager {
         table.num_named = table.num_named.max(full);
     }
 
+    /// Takes the names of a table's blocks, so that nobody starts with their contents.
+    pub fn forget_names(&mut self, table: &BlockTable) {
+        table.block_ids.iter().for_each(|&block_id| self.pool.forget_name(block_id));
+    }
+
     /// Gives a sequence's blocks back, last first: the tail of a chain is reused before its head.
     pub fn free(&mut self, table: BlockTable) {
         for block_id in table.block_ids.into_iter().rev() {

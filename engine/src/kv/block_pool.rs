@@ -123,6 +123,13 @@ impl BlockPool {
         }
     }
 
+    /// Takes a block's name, if it has one.
+    pub fn forget_name(&mut self, block_id: BlockId) {
+        if let Some(hash) = self.blocks[block_id as usize].hash.take() {
+            self.by_hash.remove(&hash);
+        }
+    }
+
     fn link_last(&mut self, block_id: BlockId) {
         let last = self.last_free;
         let block = &mut self.blocks[block_id as usize];
@@ -215,6 +222,7 @@ mod tests {
                         *holders.entry(block_id).or_default() += 1;
                     }
                 }
+                (2, Some(block_id)) if pick.is_multiple_of(9) => pool.forget_name(block_id),
                 (2, Some(block_id)) => pool.name(block_id, hash(pick as u32 % 12)),
                 (_, Some(block_id)) => {
                     pool.release(block_id);

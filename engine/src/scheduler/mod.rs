@@ -23,6 +23,9 @@ pub struct SchedulerLimits {
     pub max_num_batched_tokens: usize,
     /// Rows of a step whose logits are computed; at least `max_num_seqs`, the rest is for prompt log probabilities.
     pub max_logits_rows: usize,
+    /// Tokens that running sequences may come to in all. Where they share blocks that is more than the pool holds, and a
+    /// device's partial results grow with it.
+    pub max_context_tokens: usize,
     /// Whether a sequence may start with cached blocks.
     pub enable_prefix_caching: bool,
 }
@@ -250,8 +253,12 @@ impl Scheduler {
             let Some(next) = self.waiting.get(&place) else { return };
             let hashes = if self.limits.enable_prefix_caching { next.cacheable_hashes() } else { &[] };
             let cached = self.blocks.cached_prefix(hashes);
-            if self.is_being_computed(hashes, cached.num_blocks) {
+            if self.is_being_computed(place, hashes, cached.num_blocks) {
                 continue;
+            }
+            let contexts: usize = self.running.values().map(Sequence::max_len).sum();
+            if !self.running.is_empty() && contexts + next.max_len() > self.limits.max_context_tokens {
+                return;
             }
             let needed = self.blocks.blocks_of(next.tokens.len()) - cached.num_blocks + cached.num_free;
             // What stays free lets running sequences grow; the only sequence needs no such margin.
@@ -288,13 +295,15 @@ impl Scheduler {
         self.blocks.blocks_of(sequence.prefill_len).saturating_sub(sequence.block_table.block_ids().len())
     }
 
-    /// Whether a running sequence is about to fill the next block that one with these names needs: who waits for it finds
-    /// the block in the cache, so that a prompt that several ask for at once is computed once.
-    fn is_being_computed(&self, hashes: &[protocol::BlockHash], num_cached: usize) -> bool {
+    /// Whether a running sequence that goes before `place` is about to fill the next block that one with these names needs:
+    /// who waits for it finds the block in the cache, so that a prompt that several ask for at once is computed once. One
+    /// that wants the log probabilities of its prompt is too slow to be waited for.
+    fn is_being_computed(&self, place: Place, hashes: &[protocol::BlockHash], num_cached: usize) -> bool {
         let Some(wanted) = hashes.get(num_cached) else { return false };
         let end = (num_cached + 1) * self.blocks.block_size();
-        self.running.values().any(|sequence| {
-            sequence.num_computed_tokens < end
+        self.running.range(..place).any(|(_, sequence)| {
+            !sequence.wants_prompt_logprobs()
+                && sequence.num_computed_tokens < end
                 && end <= sequence.prefill_len
                 && sequence.block_hashes().get(num_cached) == Some(wanted)
         })
@@ -311,6 +320,16 @@ impl Scheduler {
             sequence.block_table = table;
         }
         Some(sequence)
+    }
+
+    /// Takes a running sequence out whose blocks must not be found again: what it computed is NaN.
+    pub fn remove_poisoned(&mut self, id: RequestId) {
+        let table =
+            self.places.get(&id).and_then(|place| self.running.get(place)).map(|sequence| &sequence.block_table);
+        if let Some(table) = table {
+            self.blocks.forget_names(table);
+        }
+        self.remove(id);
     }
 
     /// Takes a sequence out, waiting or running, and frees its blocks. `None` where it is not here.

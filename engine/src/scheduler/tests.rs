@@ -23,8 +23,13 @@ fn own(number: u32, len: usize) -> Vec<u32> {
 }
 
 fn scheduler(num_blocks: usize, max_num_batched_tokens: usize) -> Scheduler {
-    let limits =
-        SchedulerLimits { max_num_seqs: 4, max_num_batched_tokens, max_logits_rows: 8, enable_prefix_caching: true };
+    let limits = SchedulerLimits {
+        max_num_seqs: 4,
+        max_num_batched_tokens,
+        max_logits_rows: 8,
+        max_context_tokens: usize::MAX,
+        enable_prefix_caching: true,
+    };
     Scheduler::new(limits, BlockManager::new(num_blocks, 16))
 }
 
@@ -168,6 +173,41 @@ fn prompt_logprobs_take_no_more_rows_than_there_are() {
     scheduler.add(Sequence::new(RequestId(1), request, 16));
     scheduler.add(sequence(2, own(2, 3), 4));
     assert_eq!(shares(&step(&mut scheduler)), vec![(1, 5), (2, 3)], "8 rows, 3 of them for others");
+}
+
+#[test]
+fn what_a_nan_has_touched_is_not_found_again() {
+    let mut scheduler = scheduler(100, 64);
+    let prompt: Vec<u32> = (0..60).collect();
+    scheduler.add(sequence(1, prompt.clone(), 10));
+    step(&mut scheduler);
+    scheduler.remove_poisoned(RequestId(1));
+    assert_eq!((scheduler.blocks().num_free_blocks(), scheduler.blocks().num_cached_blocks()), (100, 0));
+    scheduler.add(sequence(2, prompt, 10));
+    assert_eq!(shares(&step(&mut scheduler)), vec![(2, 60)]);
+}
+
+#[test]
+fn contexts_in_all_stay_within_their_bound_though_blocks_are_shared() {
+    let mut scheduler = scheduler(100, 640);
+    scheduler.limits.max_context_tokens = 150;
+    let prompt: Vec<u32> = (0..40).collect();
+    (1..=4).for_each(|id| scheduler.add(sequence(id, prompt.clone(), 10)));
+    step(&mut scheduler);
+    assert_eq!(shares(&step(&mut scheduler)), vec![(1, 1), (2, 8), (3, 8)], "three of 50 tokens each");
+    scheduler.remove(RequestId(1)).unwrap();
+    assert_eq!(step(&mut scheduler).admitted, vec![RequestId(4)]);
+}
+
+#[test]
+fn nobody_waits_for_a_prefix_that_someone_behind_computes() {
+    let mut scheduler = scheduler(100, 16);
+    let prompt: Vec<u32> = (0..64).collect();
+    scheduler.add(prioritised(1, prompt.clone(), 10, 5));
+    step(&mut scheduler);
+    scheduler.add(prioritised(2, prompt, 10, 0));
+    scheduler.limits.max_num_batched_tokens = 64;
+    assert_eq!(step(&mut scheduler).admitted, vec![RequestId(2)]);
 }
 
 /// Prompts over two tokens, so that prefixes are shared all the time; a small pool, so that preemption is common.

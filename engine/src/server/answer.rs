@@ -1,10 +1,13 @@
 //! What all answers share: ids, times, the events of a request's answers as one stream, and collecting them.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use futures_util::stream::{self, Stream, StreamExt};
 
+use super::Server;
+use super::auth::Caller;
 use super::error::ApiError;
 use crate::batch::TokenLogprob;
 use crate::engine_loop::Generation;
@@ -64,8 +67,28 @@ impl Answer {
     }
 }
 
+/// A caller's use of tokens by one request, counted when the request is over, however it ends.
+pub(super) struct Account {
+    server: Arc<Server>,
+    caller: Caller,
+    pub(super) prompt_tokens: usize,
+    pub(super) generated: usize,
+}
+
+impl Account {
+    pub(super) fn open(server: &Arc<Server>, caller: Caller, prompt_tokens: usize) -> Self {
+        Self { server: Arc::clone(server), caller, prompt_tokens, generated: 0 }
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        self.server.engine.metrics().used_by_key(self.caller.name(), self.prompt_tokens, self.generated);
+    }
+}
+
 /// Waits for all answers of a request.
-pub(super) async fn collect(generations: Vec<Generation>) -> Result<Vec<Answer>, ApiError> {
+pub(super) async fn collect(generations: Vec<Generation>, mut account: Account) -> Result<Vec<Answer>, ApiError> {
     let mut answers = vec![Answer::default(); generations.len()];
     let mut num_left = answers.len();
     let mut events = merged(generations);
@@ -77,6 +100,7 @@ pub(super) async fn collect(generations: Vec<Generation>) -> Result<Vec<Answer>,
                 answer.prompt_logprobs = logprobs;
             }
             EngineEvent::Token { text, token_id, logprob } => {
+                account.generated += 1;
                 answer.text.push_str(&text);
                 answer.tokens.push((token_id, logprob));
             }

@@ -43,7 +43,7 @@ impl ApiKeys {
         Ok(())
     }
 
-    /// Adds the keys of a file: a line each, `KEY` or `NAME KEY`; empty lines and those that start with # say nothing.
+    /// Adds the keys of a file: a line each, `KEY` or `NAME KEY`; empty lines and what follows a # say nothing.
     ///
     /// # Errors
     /// When it cannot be read or holds no key.
@@ -52,10 +52,9 @@ impl ApiKeys {
         let text = std::fs::read_to_string(path).map_err(|error| fail(error.to_string()))?;
         let before = self.keys.len();
         for (number, line) in (1..).zip(text.lines()) {
-            let words: Vec<&str> = line.split_whitespace().collect();
+            let words: Vec<&str> = line.split_whitespace().take_while(|word| !word.starts_with('#')).collect();
             match words[..] {
                 [] => {}
-                [first, ..] if first.starts_with('#') => {}
                 [key] => self.add(None, key)?,
                 [name, key] => self.add(Some(name), key)?,
                 _ => return Err(fail(format!("line {number} has {} words, should be KEY or NAME KEY", words.len()))),
@@ -135,7 +134,7 @@ mod tests {
     #[test]
     fn a_key_is_known_by_its_name_and_nothing_else_opens() {
         let file = std::env::temp_dir().join(format!("pagoda-keys-{}", std::process::id()));
-        std::fs::write(&file, "# comment\n\nsk-plain\nteam-a sk-a\n").unwrap();
+        std::fs::write(&file, "# comment\n\nsk-plain # a note\nteam-a sk-a\n").unwrap();
         let mut keys = ApiKeys::default();
         keys.add(None, "sk-flag").unwrap();
         keys.add_file(&file).unwrap();

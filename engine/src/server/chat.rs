@@ -10,7 +10,7 @@ use protocol::openai::{
     ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ChatMessage, ChatRequest, Usage,
 };
 
-use super::answer::{Head, Token};
+use super::answer::{Account, Head, Token};
 use super::auth::Caller;
 use super::error::ApiError;
 use super::request::Wanted;
@@ -25,7 +25,9 @@ pub(super) async fn chat_completions(
     body: Body,
 ) -> Result<Response, ApiError> {
     server.check_serving()?;
-    let request = ChatRequest::parse(&server.json(body).await?)?;
+    let body = server.json(body).await?;
+    let request = ChatRequest::parse(&body)?;
+    drop(body);
     server.check_model(request.model.as_deref())?;
     let prompt = server.chat_prompt(request.messages, true).await?;
     let sampling = &request.sampling;
@@ -42,10 +44,10 @@ pub(super) async fn chat_completions(
         let include_usage = sampling.include_usage;
         let has_logprobs = request.logprobs.is_some();
         let chunks = ChatChunks { server: Arc::clone(&server), head, prompt_tokens, include_usage, has_logprobs };
-        return Ok(stream::respond(server, caller, generations, chunks, prompt_tokens));
+        return Ok(stream::respond(generations, chunks, Account::open(&server, caller, prompt_tokens)));
     }
-    let answers = answer::collect(generations).await?;
-    let usage = server.usage(&caller, prompt_tokens, &answers);
+    let answers = answer::collect(generations, Account::open(&server, caller, prompt_tokens)).await?;
+    let usage = server.usage(prompt_tokens, &answers);
     let first_logprobs = answers.first().filter(|_| sampling.prompt_logprobs.is_some());
     let prompt_logprobs = first_logprobs.map(|first| logprobs::prompt(&server.tokenizer, &first.prompt_logprobs));
     let choice = |(index, answer): (usize, answer::Answer)| ChatChoice {

@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use protocol::openai::{Completion, CompletionChoice, CompletionLogprobs, CompletionRequest, Prompt, Usage};
 
-use super::answer::{Answer, Head, Token};
+use super::answer::{Account, Answer, Head, Token};
 use super::auth::Caller;
 use super::error::ApiError;
 use super::logprobs::CompletionWriter;
@@ -27,9 +27,14 @@ pub(super) async fn completions(
     body: Body,
 ) -> Result<Response, ApiError> {
     server.check_serving()?;
-    let request = CompletionRequest::parse(&server.json(body).await?)?;
+    let body = server.json(body).await?;
+    let request = CompletionRequest::parse(&body)?;
+    drop(body);
     server.check_model(request.model.as_deref())?;
-    let echo_text = request.echo.then(|| server.prompt_text(&request.prompt));
+    let text = match &request.prompt {
+        Prompt::Text(text) if request.echo => Some(text.clone()),
+        _ => None,
+    };
     let prompt = server.completion_prompt(request.prompt).await?;
     let sampling = &request.sampling;
     // Which of more answers are best is told by their log probabilities.
@@ -42,11 +47,14 @@ pub(super) async fn completions(
     };
     let prompt_tokens = prompt.len();
     let first_token = prompt.first().copied();
+    let echoed = prompt.clone();
     let generations = server.generate(prompt, sampling, &wanted)?;
     let writer = Writer {
         server: Arc::clone(&server),
         head: server.head("cmpl", request.model),
-        echo: echo_text.zip(first_token).map(|(text, first_token)| Echo { text, first_token }),
+        echo: first_token
+            .filter(|_| request.echo)
+            .map(|first_token| Echo { text: text.unwrap_or_else(|| server.tokenizer.decode(&echoed)), first_token }),
         logprobs: request.logprobs.is_some(),
         prompt_logprobs: sampling.prompt_logprobs.is_some(),
         include_usage: sampling.include_usage,
@@ -54,11 +62,15 @@ pub(super) async fn completions(
         offsets: (0..request.best_of).map(|_| CompletionWriter::new()).collect(),
     };
     if sampling.stream {
-        return Ok(stream::respond(server, caller, generations, writer, prompt_tokens));
+        return Ok(stream::respond(generations, writer, Account::open(&server, caller, prompt_tokens)));
     }
-    let answers = answer::collect(generations).await?;
-    let usage = server.usage(&caller, prompt_tokens, &answers);
-    Ok(Json(writer.whole(answer::best(answers, sampling.n), usage)).into_response())
+    let answers = answer::collect(generations, Account::open(&server, caller, prompt_tokens)).await?;
+    let usage = server.usage(prompt_tokens, &answers);
+    let mut answers = answers;
+    let prompt_logprobs =
+        answers.first_mut().map(|first| std::mem::take(&mut first.prompt_logprobs)).unwrap_or_default();
+    let best = answer::best(answers, sampling.n);
+    Ok(Json(writer.whole(best, &prompt_logprobs, usage)).into_response())
 }
 
 /// A prompt that the answer begins with.
@@ -81,12 +93,12 @@ struct Writer {
 }
 
 impl Writer {
-    fn whole(mut self, answers: Vec<Answer>, usage: Usage) -> Completion {
+    fn whole(mut self, answers: Vec<Answer>, prompt_logprobs: &[(u32, TokenLogprob)], usage: Usage) -> Completion {
         let mut choices = Vec::with_capacity(answers.len());
         for (index, answer) in answers.into_iter().enumerate() {
             let mut text = self.echo.as_ref().map_or_else(String::new, |echo| echo.text.clone());
             text.push_str(&answer.text);
-            let mut lists = self.echoed(index, &answer.prompt_logprobs);
+            let mut lists = self.echoed(index, prompt_logprobs);
             self.append(&mut lists, index, &answer.tokens);
             choices.push(CompletionChoice {
                 index,
@@ -95,7 +107,7 @@ impl Writer {
                 finish_reason: Some(answer.finish_reason),
                 prompt_logprobs: self
                     .prompt_logprobs
-                    .then(|| logprobs::prompt(&self.server.tokenizer, &answer.prompt_logprobs)),
+                    .then(|| logprobs::prompt(&self.server.tokenizer, prompt_logprobs)),
             });
         }
         self.completion(choices, Some(usage))
@@ -170,15 +182,5 @@ impl Chunks for Writer {
     fn usage(&self, num_cached: usize, num_generated: usize) -> Option<Completion> {
         let usage = Usage::new(self.prompt_tokens, num_cached, num_generated);
         self.include_usage.then(|| self.completion(Vec::new(), Some(usage)))
-    }
-}
-
-impl Server {
-    /// A prompt as the text that an answer echoes.
-    fn prompt_text(&self, prompt: &Prompt) -> String {
-        match prompt {
-            Prompt::Text(text) => text.clone(),
-            Prompt::TokenIds(ids) => self.tokenizer.decode(ids),
-        }
     }
 }

@@ -1,6 +1,6 @@
 //! Every refusal as an HTTP status and OpenAI's error object.
 
-use std::error::Error as _;
+use std::time::Duration;
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -61,13 +61,18 @@ impl ApiError {
             .with(None, Some("invalid_json"))
     }
 
-    /// A body that could not be read: too large, or the connection broke.
-    pub(super) fn body(error: &axum::Error, limit: usize) -> Self {
-        let too_large = error.source().is_some_and(|source| source.to_string().contains("length limit exceeded"));
-        if too_large {
-            let message = format!("the request body is over the limit of {limit} bytes");
-            return Self::new(StatusCode::PAYLOAD_TOO_LARGE, message).with(None, Some("body_too_large"));
-        }
+    pub(super) fn body_too_large(limit: usize) -> Self {
+        let message = format!("the request body is over the limit of {limit} bytes");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, message).with(None, Some("body_too_large"))
+    }
+
+    pub(super) fn slow_body(limit: Duration) -> Self {
+        let message = format!("the request body did not come within {} s", limit.as_secs());
+        Self::new(StatusCode::REQUEST_TIMEOUT, message).with(None, Some("slow_body"))
+    }
+
+    /// A body that could not be read: the connection broke.
+    pub(super) fn body(error: &axum::Error) -> Self {
         Self::new(StatusCode::BAD_REQUEST, format!("the request body could not be read: {error}"))
     }
 

@@ -6,6 +6,7 @@
 
 mod answer;
 mod auth;
+mod body;
 mod chat;
 mod completions;
 mod connection;
@@ -27,13 +28,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::{Body, to_bytes};
+use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderValue, Method, Request, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use serde_json::Value;
 use tokio::sync::Semaphore;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
@@ -87,6 +87,8 @@ pub struct Server {
     draining: AtomicBool,
     /// Prompts being rendered and tokenised.
     preparing: Arc<Semaphore>,
+    /// Bytes of bodies that may be in memory.
+    body_bytes: Arc<Semaphore>,
     /// Another at each start.
     epoch: u64,
     /// Bytes of all texts that were tokenised, and their tokens.
@@ -113,6 +115,7 @@ impl Server {
             engine,
             tokenizer,
             chat_template,
+            body_bytes: Arc::new(Semaphore::new(body::bytes_at_once(config.max_body_bytes))),
             config,
             started_at_s,
             draining,
@@ -148,13 +151,6 @@ impl Server {
 
     fn check_serving(&self) -> Result<(), ApiError> {
         if self.is_draining() { Err(ApiError::unavailable("the server is shutting down")) } else { Ok(()) }
-    }
-
-    /// Reads a JSON body within the limit.
-    async fn json(&self, body: Body) -> Result<Value, ApiError> {
-        let limit = self.config.max_body_bytes;
-        let bytes = to_bytes(body, limit).await.map_err(|error| ApiError::body(&error, limit))?;
-        serde_json::from_slice(&bytes).map_err(|error| ApiError::bad_json(&error))
     }
 }
 

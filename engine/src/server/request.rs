@@ -7,7 +7,6 @@ use protocol::openai::{FieldError, SamplingFields, Usage};
 
 use super::Server;
 use super::answer::{self, Answer, Head};
-use super::auth::Caller;
 use super::error::ApiError;
 use super::trace::record_usage;
 use crate::engine_loop::Generation;
@@ -37,19 +36,24 @@ impl Server {
             return Err(FieldError::new("prompt_logprobs", "cannot be streamed").into());
         }
         let params = self.sampling_params(fields, prompt.len(), wanted)?;
-        let request = |choice: usize| EngineRequest {
-            prompt: prompt.clone(),
-            params: SamplingParams { choice: choice as u64, ..params.clone() },
-            priority: fields.priority,
-            cache_salt: fields.cache_salt.clone(),
-        };
-        let mut generations = self.engine.generate_all((0..wanted.num_answers).map(request).collect())?;
-        self.engine.metrics().asked(wanted.num_answers);
+        self.engine.check(&prompt, &params)?;
+        check_num_logprobs(prompt.len(), &params, wanted.num_answers)?;
         let asked = fields.timeout_s.map(Duration::from_secs_f64);
         let timeout = [asked, self.config.max_request_time].into_iter().flatten().min();
-        if let Some(timeout) = timeout {
-            generations.iter_mut().for_each(|generation| generation.set_timeout(timeout));
-        }
+        let request = |choice: usize| EngineRequest {
+            prompt: prompt.clone(),
+            params: SamplingParams {
+                choice: choice as u64,
+                // Those of the first answer's prompt are those of all.
+                prompt_logprobs: params.prompt_logprobs.filter(|_| choice == 0 || fields.stream),
+                ..params.clone()
+            },
+            priority: fields.priority,
+            cache_salt: fields.cache_salt.clone(),
+            timeout,
+        };
+        let generations = self.engine.generate_all((0..wanted.num_answers).map(request).collect())?;
+        self.engine.metrics().asked(wanted.num_answers);
         Ok(generations)
     }
 
@@ -104,15 +108,31 @@ impl Server {
         Head { id: answer::new_id(prefix), created: answer::unix_time_s(), model }
     }
 
-    /// Counts a whole request's tokens, for its answer and its caller's account.
-    pub(super) fn usage(&self, caller: &Caller, prompt_tokens: usize, answers: &[Answer]) -> Usage {
+    /// A whole request's tokens.
+    pub(super) fn usage(&self, prompt_tokens: usize, answers: &[Answer]) -> Usage {
         let generated = answers.iter().map(|answer| answer.num_generated).sum();
         // Later answers find the prompt that the first one computed; what the request as a whole was spared is the least.
         let cached = answers.iter().map(|answer| answer.num_cached_tokens).min().unwrap_or(0);
-        self.engine.metrics().used_by_key(caller.name(), prompt_tokens, generated);
         record_usage(&tracing::Span::current(), prompt_tokens, generated);
         Usage::new(prompt_tokens, cached, generated)
     }
+}
+
+/// Most log probabilities that one request may have in its answers: each is some hundred bytes on its way out.
+const MAX_NUM_LOGPROBS: usize = 4 << 20;
+
+/// Refuses a request whose answer would not fit into memory.
+fn check_num_logprobs(prompt_len: usize, params: &SamplingParams, num_answers: usize) -> Result<(), ApiError> {
+    let of = |tokens: usize, wanted: Option<usize>| wanted.map_or(0, |top| tokens.saturating_mul(top + 1));
+    let answer = of(params.max_tokens, params.logprobs).saturating_mul(num_answers);
+    let all = answer.saturating_add(of(prompt_len, params.prompt_logprobs).saturating_mul(num_answers));
+    if all <= MAX_NUM_LOGPROBS {
+        return Ok(());
+    }
+    let message = format!(
+        "asks for up to {all} log probabilities in all, at most {MAX_NUM_LOGPROBS} are given; lower it, n or max_tokens"
+    );
+    Err(FieldError::new("logprobs", message).into())
 }
 
 fn draw_seed() -> Result<u64, ApiError> {

@@ -5,7 +5,6 @@
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::{HeaderName, HeaderValue};
@@ -15,9 +14,7 @@ use futures_util::StreamExt;
 use futures_util::stream::{self, Stream};
 use serde::Serialize;
 
-use super::Server;
-use super::answer::{Events, Token, merged};
-use super::auth::Caller;
+use super::answer::{Account, Events, Token, merged};
 use super::error::ApiError;
 use super::trace::record_usage;
 use crate::batch::TokenLogprob;
@@ -51,45 +48,25 @@ pub(super) trait Chunks: Send + 'static {
 }
 
 struct Streaming<C> {
-    server: Arc<Server>,
-    caller: Caller,
     events: Events,
     chunks: C,
     ready: VecDeque<Event>,
     num_left: usize,
-    prompt_tokens: usize,
     num_cached: Option<usize>,
     num_generated: usize,
+    account: Account,
     ended: bool,
     /// Open until the stream has ended.
     span: tracing::Span,
 }
 
 /// A streamed response.
-pub(super) fn respond<C: Chunks>(
-    server: Arc<Server>,
-    caller: Caller,
-    generations: Vec<Generation>,
-    chunks: C,
-    prompt_tokens: usize,
-) -> Response {
+pub(super) fn respond<C: Chunks>(generations: Vec<Generation>, chunks: C, account: Account) -> Response {
     let num_left = generations.len();
     let ready = (0..num_left).filter_map(|index| chunks.first(index)).map(|chunk| data(&chunk)).collect();
     let events = merged(generations);
     let (num_cached, num_generated, ended, span) = (None, 0, false, tracing::Span::current());
-    let state = Streaming {
-        server,
-        caller,
-        events,
-        chunks,
-        ready,
-        num_left,
-        prompt_tokens,
-        num_cached,
-        num_generated,
-        ended,
-        span,
-    };
+    let state = Streaming { events, chunks, ready, num_left, num_cached, num_generated, account, ended, span };
     let sse = Sse::new(to_sse(state)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE));
     let mut response = sse.into_response();
     // nginx buffers a response unless told not to.
@@ -123,6 +100,7 @@ impl<C: Chunks> Streaming<C> {
                 self.ready.extend(self.chunks.prompt(index, &logprobs).map(|chunk| data(&chunk)));
             }
             EngineEvent::Token { text, token_id, logprob } => {
+                self.account.generated += 1;
                 if !text.is_empty() || self.chunks.wants_every_token() {
                     let chunk = self.chunks.tokens(index, text, &[(token_id, logprob)], None);
                     self.ready.push_back(data(&chunk));
@@ -143,8 +121,7 @@ impl<C: Chunks> Streaming<C> {
     fn end(&mut self) {
         self.ended = true;
         let (cached, generated) = (self.num_cached.unwrap_or(0), self.num_generated);
-        record_usage(&self.span, self.prompt_tokens, generated);
-        self.server.engine.metrics().used_by_key(self.caller.name(), self.prompt_tokens, generated);
+        record_usage(&self.span, self.account.prompt_tokens, generated);
         self.ready.extend(self.chunks.usage(cached, generated).map(|chunk| data(&chunk)));
         self.ready.push_back(Event::default().data("[DONE]"));
     }

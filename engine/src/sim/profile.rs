@@ -105,8 +105,8 @@ impl SimProfile {
             ("prefill_ms_per_token", profile.prefill_ms_per_token),
             ("faults.slow_factor", profile.faults.slow_factor.unwrap_or(1.0)),
         ];
-        if let Some((name, value)) = times.iter().find(|(_, value)| !value.is_finite() || *value < 0.0) {
-            return Err(format!("{name} = {value}: must be a number of at least 0"));
+        if let Some((name, value)) = times.iter().find(|(_, value)| !(0.0..=1e6).contains(value)) {
+            return Err(format!("{name} = {value}: must be a number from 0 to 1000000"));
         }
         if !(0.0..=1.0).contains(&profile.jitter) {
             return Err(format!("jitter = {}: must be 0 to 1", profile.jitter));

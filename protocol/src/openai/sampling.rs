@@ -63,6 +63,10 @@ const MAX_STOP_TOKEN_IDS: usize = 128;
 const MAX_LOGIT_BIASES: usize = 1024;
 /// OpenAI's limit of `n`.
 pub(super) const MAX_N: usize = 128;
+/// A lower temperature, unless it is 0, is raised to it, as vLLM does: the quotients of f32 logits stay finite.
+const LEAST_TEMPERATURE: f64 = 0.01;
+/// A lower part is raised to it: what is less than the likeliest token's share is that token anyway.
+const LEAST_TOP_P: f64 = 1e-6;
 /// Bytes of a `cache_salt`.
 const MAX_SALT_BYTES: usize = 1024;
 
@@ -89,11 +93,11 @@ impl SamplingFields {
             Some(options) => options.bool("include_usage")?.unwrap_or(false),
             None => false,
         };
-        let temperature = fields.number("temperature", "at least 0", |t| t >= 0.0)?;
+        let temperature = fields.number("temperature", "0 to 100", |t| (0.0..=100.0).contains(&t))?;
         let top_p = fields.number("top_p", "above 0, at most 1", |p| p > 0.0 && p <= 1.0)?;
         let min_p = fields.number("min_p", "0 to 1", |p| (0.0..=1.0).contains(&p))?;
         let penalty = |name| fields.number(name, "-2 to 2", |penalty| (-2.0..=2.0).contains(&penalty));
-        let repetition = fields.number("repetition_penalty", "above 0, at most 100", |p| p > 0.0 && p <= 100.0)?;
+        let repetition = fields.number("repetition_penalty", "0.01 to 100", |p| (0.01..=100.0).contains(&p))?;
         let max_tokens_or_more = |min: usize| max_tokens.is_some_and(|max| min > max);
         let min_tokens = fields.integer("min_tokens")?.unwrap_or(0);
         let min_tokens = usize::try_from(min_tokens)
@@ -101,9 +105,9 @@ impl SamplingFields {
             .filter(|min| !max_tokens_or_more(*min))
             .ok_or_else(|| FieldError::new("min_tokens", format!("must be 0 to max_tokens, got {min_tokens}")))?;
         Ok(Self {
-            temperature: temperature.unwrap_or(1.0) as f32,
+            temperature: temperature.map_or(1.0, |t| if t > 0.0 { t.max(LEAST_TEMPERATURE) } else { 0.0 }) as f32,
             top_k,
-            top_p: top_p.unwrap_or(1.0) as f32,
+            top_p: top_p.map_or(1.0, |p| p.max(LEAST_TOP_P)) as f32,
             min_p: min_p.unwrap_or(0.0) as f32,
             repetition_penalty: repetition.unwrap_or(1.0) as f32,
             presence_penalty: penalty("presence_penalty")?.unwrap_or(0.0) as f32,
@@ -122,7 +126,7 @@ impl SamplingFields {
             include_usage,
             priority: priority(fields)?,
             cache_salt: cache_salt(fields)?,
-            timeout_s: fields.number("timeout", "above 0", |seconds| seconds > 0.0 && seconds.is_finite())?,
+            timeout_s: fields.number("timeout", "above 0, at most 1000000 seconds", |s| s > 0.0 && s <= 1e6)?,
         })
     }
 }

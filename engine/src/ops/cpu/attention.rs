@@ -10,9 +10,9 @@ use half::f16;
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
-use super::dot::dot;
+use super::exp::exp;
 use crate::batch::SequenceInput;
-use crate::kv::KvLayout;
+use crate::kv::{BLOCK_SIZE, KvLayout};
 
 /// Queries of one task.
 const QUERY_TILE: usize = 32;
@@ -60,13 +60,25 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// One tile's keys and values as f32, and a query's weights.
+/// One tile's keys and values as f32, and its queries' weights.
 #[derive(Default)]
 struct Scratch {
+    /// `[block, head_dim, 16]`: sixteen tokens' keys side by side, so that a vector register holds as many scores.
     keys: Vec<f32>,
+    /// One block's keys in the cache's order.
+    block: Vec<f32>,
+    /// `[token, head_dim]`
     values: Vec<f32>,
+    /// `[ROWS, tokens]`
     weights: Vec<f32>,
 }
+
+/// Tokens whose scores are computed together: those of a block.
+const LANES: usize = BLOCK_SIZE;
+/// Queries that share the loads of the keys.
+const ROWS: usize = 4;
+/// Widest run of values that is accumulated in registers.
+const WIDE: usize = 32;
 
 /// `[queries of the tile, heads of the group, head_dim]`
 fn attend_tile(layout: &KvLayout, key_cache: &[f16], value_cache: &[f16], tile: &Tile<'_>, query: &[f32]) -> Vec<f32> {
@@ -93,24 +105,111 @@ impl WithSimd for AttendTile<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
+    fn with_simd<S: Simd>(self, _simd: S) {
         let Self { layout, key_cache, value_cache, tile, query, scratch, output } = self;
         let head_dim = layout.head_dim;
         let group = layout.num_heads / layout.num_kv_heads;
         let start = tile.sequence.context_len - tile.sequence.query_len + tile.first_query;
         let num_tokens = start + tile.num_queries;
-        let keys = gather(layout, key_cache, tile, num_tokens, &mut scratch.keys);
-        let values = gather(layout, value_cache, tile, num_tokens, &mut scratch.values);
-        let weights = sized(&mut scratch.weights, num_tokens);
-        let scale = 1.0 / (head_dim as f32).sqrt();
-        for (index, output) in output.chunks_exact_mut(head_dim).enumerate() {
-            let (query_index, head) = (index / group, tile.kv_head * group + index % group);
-            let row = tile.sequence.first_row + tile.first_query + query_index;
-            let query = &query[(row * layout.num_heads + head) * head_dim..][..head_dim];
-            let weights = &mut weights[..start + query_index + 1];
-            AttendQuery { query, keys, values, scale, weights, output }.with_simd(simd);
+        let keys = gather_keys(layout, key_cache, tile, num_tokens, &mut scratch.block, &mut scratch.keys);
+        let values = gather_values(layout, value_cache, tile, num_tokens, &mut scratch.values);
+        let stride = num_tokens.next_multiple_of(LANES);
+        let weights = sized(&mut scratch.weights, ROWS * stride);
+        for (part, output) in output.chunks_mut(ROWS * head_dim).enumerate() {
+            let first = part * ROWS;
+            let rows = output.len() / head_dim;
+            // Rows past the last repeat it, so that there is one loop.
+            let query_of = |index: usize| {
+                let index = first + index.min(rows - 1);
+                let row = tile.sequence.first_row + tile.first_query + index / group;
+                &query[(row * layout.num_heads + tile.kv_head * group + index % group) * head_dim..][..head_dim]
+            };
+            let visible_to = |index: usize| start + (first + index) / group + 1;
+            let queries: [&[f32]; ROWS] = std::array::from_fn(query_of);
+            let blocks = keys.chunks_exact(LANES * head_dim).take(visible_to(rows - 1).div_ceil(LANES));
+            for (block, keys) in blocks.enumerate() {
+                for (row, scores) in scores_of(queries, keys).into_iter().enumerate() {
+                    weights[row * stride + block * LANES..][..LANES].copy_from_slice(&scores);
+                }
+            }
+            for (index, output) in output.chunks_exact_mut(head_dim).enumerate() {
+                let weights = &mut weights[index * stride..][..visible_to(index)];
+                let sum = softmax(weights, 1.0 / (head_dim as f32).sqrt());
+                weighted_sum(weights, values, output);
+                output.iter_mut().for_each(|output| *output /= sum);
+            }
         }
     }
+}
+
+/// q · k of each query with each of a block's keys, summed over the head in order.
+#[inline(always)]
+fn scores_of(queries: [&[f32]; ROWS], keys: &[f32]) -> [[f32; LANES]; ROWS] {
+    let mut scores = [[0.0f32; LANES]; ROWS];
+    for (i, keys) in keys.as_chunks::<LANES>().0.iter().enumerate() {
+        for row in 0..ROWS {
+            let q = queries[row][i];
+            for lane in 0..LANES {
+                scores[row][lane] = q.mul_add(keys[lane], scores[row][lane]);
+            }
+        }
+    }
+    scores
+}
+
+/// Scores become exp(scale · (score − largest)); returns their sum, by lanes of the token's number.
+#[inline(always)]
+fn softmax(weights: &mut [f32], scale: f32) -> f32 {
+    // A NaN is no maximum here; it comes out of the exponential.
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    for weights in weights.chunks(LANES) {
+        for (weight, lane) in weights.iter().zip(&mut lanes) {
+            *lane = if *weight > *lane { *weight } else { *lane };
+        }
+    }
+    let largest = lanes.iter().fold(f32::NEG_INFINITY, |largest, &score| largest.max(score));
+    let mut sums = [0.0f32; LANES];
+    for weights in weights.chunks_mut(LANES) {
+        for (weight, sum) in weights.iter_mut().zip(&mut sums) {
+            *weight = exp((*weight - largest) * scale);
+            *sum += *weight;
+        }
+    }
+    let mut width = LANES / 2;
+    while width > 0 {
+        for lane in 0..width {
+            sums[lane] += sums[lane + width];
+        }
+        width /= 2;
+    }
+    sums[0]
+}
+
+/// Σ weight · value, over tokens in order.
+#[inline(always)]
+fn weighted_sum(weights: &[f32], values: &[f32], output: &mut [f32]) {
+    let head_dim = output.len();
+    let (wide, narrow) = output.as_chunks_mut::<WIDE>();
+    for (part, output) in wide.iter_mut().enumerate() {
+        *output = weighted_run(weights, &values[part * WIDE..], head_dim);
+    }
+    let done = head_dim / WIDE * WIDE;
+    // Heads are whole eights (the kernels' head widths).
+    for (part, output) in narrow.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        *output = weighted_run(weights, &values[done + part * 8..], head_dim);
+    }
+}
+
+#[inline(always)]
+fn weighted_run<const WIDTH: usize>(weights: &[f32], values: &[f32], stride: usize) -> [f32; WIDTH] {
+    let mut sums = [0.0f32; WIDTH];
+    for (token, &weight) in weights.iter().enumerate() {
+        let values: &[f32; WIDTH] = values[token * stride..].first_chunk().unwrap_or(&[0.0; WIDTH]);
+        for i in 0..WIDTH {
+            sums[i] = weight.mul_add(values[i], sums[i]);
+        }
+    }
+    sums
 }
 
 fn sized(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
@@ -120,9 +219,38 @@ fn sized(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
     &mut buffer[..len]
 }
 
-/// The first `num_tokens` vectors of one head, in order, as f32.
+/// The keys of one head, block by block, `[head_dim, 16]` each. Slots past the context hold what the block's last user left.
 #[inline(always)]
-fn gather<'a>(
+fn gather_keys<'a>(
+    layout: &KvLayout,
+    cache: &[f16],
+    tile: &Tile<'_>,
+    num_tokens: usize,
+    block: &mut Vec<f32>,
+    buffer: &'a mut Vec<f32>,
+) -> &'a [f32] {
+    let block_values = LANES * layout.head_dim;
+    let block = sized(block, block_values);
+    let gathered = sized(buffer, num_tokens.div_ceil(LANES) * block_values);
+    for (target, &block_id) in gathered.chunks_exact_mut(block_values).zip(&tile.sequence.block_table) {
+        let base = layout.slot_base(block_id as usize * LANES, tile.kv_head);
+        let source = &cache[base..][..block_values];
+        // Widened first, in order, which is vector work; then moved, which is not.
+        for (widened_value, half) in block.iter_mut().zip(source) {
+            *widened_value = widened(*half);
+        }
+        for (i, target) in target.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+            for lane in 0..LANES {
+                target[lane] = block[lane * layout.head_dim + i];
+            }
+        }
+    }
+    gathered
+}
+
+/// The first `num_tokens` values of one head, in order.
+#[inline(always)]
+fn gather_values<'a>(
     layout: &KvLayout,
     cache: &[f16],
     tile: &Tile<'_>,
@@ -130,9 +258,9 @@ fn gather<'a>(
     buffer: &'a mut Vec<f32>,
 ) -> &'a [f32] {
     let gathered = sized(buffer, num_tokens * layout.head_dim);
-    let blocks = gathered.chunks_mut(layout.block_size * layout.head_dim);
+    let blocks = gathered.chunks_mut(LANES * layout.head_dim);
     for (target, &block_id) in blocks.zip(&tile.sequence.block_table) {
-        let base = layout.slot_base(block_id as usize * layout.block_size, tile.kv_head);
+        let base = layout.slot_base(block_id as usize * LANES, tile.kv_head);
         for (target, half) in target.iter_mut().zip(&cache[base..]) {
             *target = widened(*half);
         }
@@ -149,43 +277,6 @@ fn widened(half: f16) -> f32 {
     let is_finite = bits & 0x7c00 != 0x7c00;
     let special = if is_finite { 0 } else { 0x7f80_0000 };
     f32::from_bits(magnitude.to_bits() | special | (bits & 0x8000) << 16)
-}
-
-/// softmax(scale · q Kᵀ) V of one query over the first `weights.len()` tokens.
-struct AttendQuery<'a> {
-    query: &'a [f32],
-    keys: &'a [f32],
-    values: &'a [f32],
-    scale: f32,
-    weights: &'a mut [f32],
-    output: &'a mut [f32],
-}
-
-impl WithSimd for AttendQuery<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let Self { query, keys, values, scale, weights, output } = self;
-        let mut maximum = f32::NEG_INFINITY;
-        for (weight, key) in weights.iter_mut().zip(keys.chunks_exact(query.len())) {
-            *weight = dot(simd, query, key) * scale;
-            maximum = maximum.max(*weight);
-        }
-        let mut sum = 0.0;
-        for weight in weights.iter_mut() {
-            *weight = (*weight - maximum).exp();
-            sum += *weight;
-        }
-        for (&weight, value) in weights.iter().zip(values.chunks_exact(query.len())) {
-            for (output, &value) in output.iter_mut().zip(value) {
-                *output = weight.mul_add(value, *output);
-            }
-        }
-        for output in output.iter_mut() {
-            *output /= sum;
-        }
-    }
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 
 mod attention;
 mod dot;
+mod exp;
 mod matmul;
 mod select;
 
@@ -220,10 +221,9 @@ impl Ops for CpuOps {
     fn silu_and_mul(&mut self, gate: &mut Buffer, up: &Buffer) -> Result<(), DeviceError> {
         let num_rows = self.input.num_rows();
         let up = up.rows(num_rows).par_chunks(4096);
+        let arch = pulp::Arch::new();
         gate.rows_mut(num_rows).par_chunks_mut(4096).zip(up).for_each(|(gate, up)| {
-            for (gate, up) in gate.iter_mut().zip(up) {
-                *gate = *gate / (1.0 + (-*gate).exp()) * up;
-            }
+            arch.dispatch(SiluAndMul { gate, up });
         });
         Ok(())
     }
@@ -243,6 +243,23 @@ impl Ops for CpuOps {
 
     fn memory_bytes(&self) -> u64 {
         self.layout.total_bytes()
+    }
+}
+
+/// gate = gate / (1 + e^−gate) · up
+struct SiluAndMul<'a> {
+    gate: &'a mut [f32],
+    up: &'a [f32],
+}
+
+impl pulp::WithSimd for SiluAndMul<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: pulp::Simd>(self, _simd: S) {
+        for (gate, up) in self.gate.iter_mut().zip(self.up) {
+            *gate = *gate / (1.0 + exp::exp(-*gate)) * up;
+        }
     }
 }
 

@@ -63,7 +63,7 @@ fn sample(scores: &[f32], draw: &Draw) -> u32 {
         sum > target
     };
     let drawn = kept.iter().find(passes).or(kept.last());
-    drawn.map_or(0, |(token, _)| *token)
+    drawn.map_or_else(|| argmax(scores), |(token, _)| *token)
 }
 
 /// The least weight that top-k and top-p leave.

@@ -83,7 +83,7 @@ impl WgpuOps {
         }
         let sequences = limits.max_sequences as u64;
         // Where no sequences share blocks, the splits of a step are bounded by the pool and one partial split each; a step
-        // that has more grows its buffers.
+        // that has more grows its buffers, up to what the scheduler's bound on contexts allows.
         let max_splits = (layout.num_blocks * layout.block_size / plan.split as usize) as u64 + sequences;
         let inputs = StepInputs::allocate(&gpu, &plan, &layout, rotary.num_pairs(), limits, max_splits)?;
         Ok(Self {
@@ -111,7 +111,7 @@ impl WgpuOps {
 }
 
 /// Bytes of one split's partial results, all heads.
-fn partial_bytes(layout: &KvLayout) -> u64 {
+pub fn partial_bytes(layout: &KvLayout) -> u64 {
     ((layout.head_dim + 4) * layout.num_heads * 4) as u64
 }
 
@@ -144,10 +144,11 @@ impl Ops for WgpuOps {
     fn begin(&mut self, input: &ModelInput) -> Result<(), DeviceError> {
         self.gpu.check()?;
         self.input = input.clone();
-        self.shape = self.inputs.upload(&self.gpu, &self.plan, &self.rotary, input)?;
+        self.shape = self.inputs.upload(&self.gpu, &mut self.encoder, &self.plan, &self.rotary, input)?;
         let needed = u64::from(self.shape.num_splits) * partial_bytes(&self.layout);
         if needed > self.partials.size {
-            self.partials = self.gpu.allocate("attention splits", needed.next_power_of_two())?;
+            self.encoder.forget(&self.partials);
+            self.partials = self.gpu.allocate("attention splits", self.gpu.grown(needed))?;
         }
         Ok(())
     }

@@ -103,7 +103,8 @@ impl WgpuOps {
         let entries = entries(selections, width);
         let bytes = size_of_val(&entries[..]) as u64;
         if bytes > self.select.entries.size {
-            self.select.entries = self.gpu.allocate("logit changes", bytes.next_power_of_two())?;
+            self.encoder.forget(&self.select.entries);
+            self.select.entries = self.gpu.allocate("logit changes", self.gpu.grown(bytes))?;
         }
         let draws: Vec<RowDraw> = selections.iter().map(row_draw).collect();
         self.gpu.write(&self.select.draws, 0, bytemuck::cast_slice(&draws));

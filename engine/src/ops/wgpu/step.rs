@@ -4,7 +4,7 @@
 
 use super::{DeviceError, Rotary};
 use crate::batch::ModelInput;
-use crate::kernels::{Gpu, GpuBuffer, Plan};
+use crate::kernels::{Encoder, Gpu, GpuBuffer, Plan};
 use crate::kv::KvLayout;
 
 /// Bounds of one step, fixed at start: they size the buffers.
@@ -82,6 +82,7 @@ impl StepInputs {
     pub(super) fn upload(
         &mut self,
         gpu: &Gpu,
+        encoder: &mut Encoder,
         plan: &Plan,
         rotary: &Rotary,
         input: &ModelInput,
@@ -97,7 +98,8 @@ impl StepInputs {
         gpu.write(&self.chunks, 0, bytemuck::cast_slice(&tables.chunks));
         let splits_bytes = size_of_val(&tables.splits[..]) as u64;
         if splits_bytes > self.splits.size {
-            self.splits = gpu.allocate("splits", splits_bytes.next_power_of_two())?;
+            encoder.forget(&self.splits);
+            self.splits = gpu.allocate("splits", gpu.grown(splits_bytes))?;
         }
         gpu.write(&self.splits, 0, bytemuck::cast_slice(&tables.splits));
         gpu.write(&self.split_starts, 0, bytemuck::cast_slice(&tables.split_starts));
