@@ -62,19 +62,23 @@ fn all_at_once(requests: &[(usize, usize)], work: impl Fn(usize, usize, usize) +
     started.elapsed().as_secs_f64()
 }
 
-/// Streams one answer; when each of its tokens arrived. A token without text of its own is no event, so there may be fewer.
+/// Streams one answer; when its text arrived, piece by piece. A token that is no whole character brings no piece.
 fn streamed(server: &Server, tokens: &[u32], answer: usize) -> Vec<Instant> {
     let stream = server.send("POST", "/v1/completions", "", &body(tokens, answer, true).to_string());
     let lines = BufReader::new(stream).lines().map_while(Result::ok);
     lines.filter(|line| line.starts_with("data: {")).map(|_| Instant::now()).collect()
 }
 
-/// Tokens a second while all streams decode: from the last stream's first token to the first stream's last.
-fn decode_of_all(streams: &[Vec<Instant>]) -> f64 {
-    let from = *streams.iter().filter_map(|tokens| tokens.first()).max().unwrap();
-    let to = *streams.iter().filter_map(|tokens| tokens.last()).min().unwrap();
-    let tokens = streams.iter().flatten().filter(|at| **at > from && **at <= to).count();
-    tokens as f64 / (to - from).as_secs_f64()
+/// Tokens a second while all streams decode: from the last stream's first piece to the first stream's last. Each stream is
+/// (its answer's tokens, its pieces); a piece stands for as many tokens as the stream's have on average.
+fn decode_of_all(streams: &[(usize, Vec<Instant>)]) -> f64 {
+    let from = *streams.iter().filter_map(|(_, pieces)| pieces.first()).max().unwrap();
+    let to = *streams.iter().filter_map(|(_, pieces)| pieces.last()).min().unwrap();
+    let within = |(tokens, pieces): &(usize, Vec<Instant>)| {
+        let inside = pieces.iter().filter(|at| **at > from && **at <= to).count();
+        inside as f64 * *tokens as f64 / pieces.len() as f64
+    };
+    streams.iter().map(within).sum::<f64>() / (to - from).as_secs_f64()
 }
 
 fn batch() {
@@ -92,8 +96,8 @@ fn batch() {
         let prefill_per_s = 512.0 / started.elapsed().as_secs_f64();
         let streams = Mutex::new(Vec::new());
         let seconds = all_at_once(&requests, |seed, len, answer| {
-            let tokens = streamed(&server, &prompt(len, seed), answer);
-            streams.lock().unwrap().push(tokens);
+            let pieces = streamed(&server, &prompt(len, seed), answer);
+            streams.lock().unwrap().push((answer, pieces));
         });
         let decode_per_s = decode_of_all(&streams.into_inner().unwrap());
         let peer_seconds = all_at_once(&requests, |seed, len, answer| {

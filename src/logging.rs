@@ -15,7 +15,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
-use crate::settings::LogFormat;
+use crate::flags::LogFormat;
 
 /// Sends what is left of the traces when dropped.
 pub struct Telemetry(Option<SdkTracerProvider>);

@@ -3,6 +3,7 @@
 //! This file is the command line; each subcommand is a file of its own.
 
 mod devices;
+mod flags;
 mod logging;
 mod model;
 mod pull;

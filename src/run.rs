@@ -15,8 +15,9 @@ use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use serde_json::{Value, json};
 
+use crate::flags::{EngineFlags, LogFormat, ServerFlags};
 use crate::model::{self, StartedModel};
-use crate::settings::{EngineFlags, LogFormat, ServerFlags, Settings};
+use crate::settings::Settings;
 use crate::{EXIT_DEVICE_FAILED, logging};
 
 /// Arguments of `pagoda run`.

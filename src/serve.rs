@@ -12,8 +12,9 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
+use crate::flags::{EngineFlags, ServerFlags};
 use crate::model::{self, StartedModel};
-use crate::settings::{EngineFlags, ServerFlags, Settings};
+use crate::settings::Settings;
 use crate::{EXIT_DEVICE_FAILED, logging};
 
 /// Arguments of `pagoda serve`.

@@ -389,5 +389,5 @@ fn the_openai_client_is_served() {
         .unwrap();
     let (out, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{out}\n{error}");
-    assert!(out.contains("10 checks passed"), "{out}");
+    assert!(out.contains("13 checks passed"), "{out}");
 }

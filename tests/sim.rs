@@ -164,6 +164,21 @@ async fn slow_headers_and_idle_connections_end() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn hundreds_of_engines_fit_in_one_process() {
+    let engines: Vec<Sim> = (0..300).map(|_| Sim::start("l40s", |_| {}, |_| {})).collect();
+    let started = Instant::now();
+    let mut texts = Vec::new();
+    for answer in
+        futures_util::future::join_all(engines.iter().map(|sim| async { sim.ask(&prompt(100, 20)).await })).await
+    {
+        assert_eq!(answer.0, 200);
+        texts.push(answer.1["choices"][0]["text"].as_str().unwrap().to_owned());
+    }
+    assert!(texts.iter().all(|text| text.len() == 80), "twenty tokens of four letters");
+    assert!(started.elapsed() < Duration::from_secs(2), "each has time of its own: {:?}", started.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_body_that_does_not_come_ends_the_request() {
     let sim = Sim::start("instant", |_| {}, |_| {});
     let (mut client, io) = tokio::io::duplex(1024);

@@ -7,6 +7,7 @@ use burn::cubecl::future::block_on;
 use burn::tensor::wgpu::wgpu;
 use wgpu::{Backends, DeviceType, Features};
 
+use crate::config::MAX_DEFAULT_KV_CACHE_BYTES;
 use crate::error::LoadError;
 use crate::kernels::SPLIT;
 use crate::kv::KvLayout;
@@ -60,6 +61,8 @@ pub struct DeviceMemory {
     pub total_bytes: Option<u64>,
     /// Whether it is a hardware GPU's own, so that taking most of it is what people expect.
     pub is_own: bool,
+    /// Where the total is not known: what could be allocated when it was tried.
+    pub probed_bytes: Option<u64>,
     /// Largest part of a buffer that a kernel can bind; `None` is no bound.
     pub max_binding_bytes: Option<u64>,
     /// What the weights take of it.
@@ -112,9 +115,48 @@ impl Selected {
                 let info = &open.info;
                 let is_own = !info.software && info.kind == "discrete";
                 let max_binding_bytes = info.max_binding_bytes.min(info.max_buffer_bytes);
-                DeviceMemory { total_bytes: info.memory_bytes, is_own, max_binding_bytes, weights_bytes }
+                let probed_bytes = match info.memory_bytes {
+                    Some(_) => None,
+                    None => Some(open.probe(weights_bytes.saturating_add(MAX_DEFAULT_KV_CACHE_BYTES + STEP_MARGIN))),
+                };
+                let total_bytes = info.memory_bytes;
+                DeviceMemory { total_bytes, is_own, probed_bytes, max_binding_bytes, weights_bytes }
             }
         }
+    }
+}
+
+/// What a step takes beside weights and cache, roughly: part of what is probed for.
+const STEP_MARGIN: u64 = 512 << 20;
+/// Buffers of a probe.
+const PROBE_BYTES: u64 = 128 << 20;
+
+impl OpenDevice {
+    /// Allocates up to `wanted` bytes, buffer by buffer, and gives them back: how many there were.
+    pub fn probe(&self, wanted: u64) -> u64 {
+        let device = &self.setup.device;
+        let limits = device.limits();
+        let size = PROBE_BYTES.min(limits.max_buffer_size).max(1);
+        let mut buffers = Vec::new();
+        while (buffers.len() as u64) * size < wanted {
+            let scope = device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+            let buffer = device.create_buffer(&wgpu::BufferDescriptor {
+                label: Some("probe"),
+                size,
+                usage: wgpu::BufferUsages::STORAGE,
+                mapped_at_creation: false,
+            });
+            if block_on(scope.pop()).is_some() {
+                break;
+            }
+            buffers.push(buffer);
+        }
+        let probed = buffers.len() as u64 * size;
+        buffers.iter().for_each(wgpu::Buffer::destroy);
+        drop(buffers);
+        // What waits for its release is released before anything else is allocated.
+        drop(device.poll(wgpu::PollType::wait_indefinitely()));
+        probed
     }
 }
 

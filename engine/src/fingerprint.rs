@@ -11,7 +11,7 @@ use protocol::fingerprint::FingerprintParts;
 
 use crate::gguf::GgufFile;
 use crate::kv::BLOCK_SIZE;
-use crate::model_runner::Sizes;
+use crate::sizes::Sizes;
 
 /// The fingerprint of a file; the weights' hash is read from and written to `cache`, where there is one.
 pub fn of_model(file: &GgufFile, sizes: &Sizes, cache: Option<&Path>) -> ModelFingerprint {

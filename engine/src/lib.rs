@@ -28,5 +28,6 @@ pub mod scheduler;
 pub mod sequence;
 pub mod server;
 pub mod sim;
+pub mod sizes;
 pub mod step_rate;
 pub mod tokenizer;

@@ -6,17 +6,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::batch::{Adjustment, Choice, Draw, ModelInput, Selected, Selection};
-use crate::config::{DEFAULT_KV_CACHE_BYTES, EngineConfig, MAX_DEFAULT_KV_CACHE_BYTES};
-use crate::device::{self, DeviceMemory, Selected as Device};
+use crate::config::EngineConfig;
+use crate::device::{self, Selected as Device};
 use crate::error::LoadError;
 use crate::gguf::GgufFile;
 use crate::kernels::{Gpu, Plan};
-use crate::kv::{BLOCK_SIZE, KvLayout};
+use crate::kv::BLOCK_SIZE;
 use crate::model::{Llama, ModelConfig, ROPE_FACTORS};
 use crate::ops::cpu::CpuOps;
 use crate::ops::rotary::Rotary;
 use crate::ops::wgpu::{StepLimits, WgpuOps};
 use crate::ops::{DeviceError, Ops};
+use crate::sizes::{Sizes, max_logits_rows};
 
 /// A device with a model on it.
 pub trait StepRunner {
@@ -67,11 +68,6 @@ impl<R: StepRunner + ?Sized> StepRunner for Box<R> {
     fn memory_bytes(&self) -> u64 {
         (**self).memory_bytes()
     }
-}
-
-/// Rows of a step whose logits are computed: one for each sequence, and some for log probabilities of prompts.
-pub fn max_logits_rows(config: &EngineConfig) -> usize {
-    config.max_num_seqs + 16
 }
 
 /// A model over one device's ops.
@@ -147,145 +143,6 @@ impl StepRunner for CpuRunner {
     fn memory_bytes(&self) -> u64 {
         self.0.memory_bytes()
     }
-}
-
-/// Sizes that follow from the model and the settings.
-#[derive(Clone, Debug)]
-pub struct Sizes {
-    /// The model's shape.
-    pub model: ModelConfig,
-    /// The KV cache.
-    pub layout: KvLayout,
-    /// Longest sequence.
-    pub max_model_len: usize,
-}
-
-impl Sizes {
-    /// Sizes the KV pool from what the device has, and cuts the longest sequence to it where it was not asked for.
-    ///
-    /// # Errors
-    /// When what was asked for does not fit.
-    pub fn choose(model: ModelConfig, config: &EngineConfig, memory: &DeviceMemory) -> Result<Self, LoadError> {
-        let wanted_len = config.max_model_len.unwrap_or(model.context_length);
-        if wanted_len == 0 || wanted_len > model.context_length {
-            let limit = model.context_length;
-            return Err(LoadError::Setting(format!(
-                "--max-model-len {wanted_len}: the model was made for 1 to {limit}"
-            )));
-        }
-        let block_bytes = model.kv_bytes_per_token().saturating_mul(BLOCK_SIZE as u64);
-        let one_sequence = block_bytes.saturating_mul(wanted_len.div_ceil(BLOCK_SIZE) as u64);
-        let bytes = match config.kv_cache_bytes {
-            Some(bytes) => bytes,
-            None => pool_bytes(&model, config, memory, one_sequence)?,
-        };
-        let num_blocks = usize::try_from(bytes / block_bytes).unwrap_or(usize::MAX).min(u32::MAX as usize / BLOCK_SIZE);
-        if num_blocks == 0 {
-            return Err(LoadError::Setting(format!(
-                "--kv-cache-memory {bytes}: one block of {BLOCK_SIZE} tokens needs {block_bytes} bytes"
-            )));
-        }
-        let num_blocks = bound_by_binding(&model, num_blocks, memory)?;
-        let capacity = num_blocks * BLOCK_SIZE;
-        if wanted_len > capacity && config.max_model_len.is_some() {
-            return Err(LoadError::Setting(format!(
-                "--max-model-len {wanted_len}: the KV cache of {bytes} bytes holds {capacity} tokens"
-            )));
-        }
-        let max_model_len = wanted_len.min(capacity);
-        let layout = KvLayout::new(&model, num_blocks);
-        if max_model_len < wanted_len {
-            tracing::warn!(max_model_len, model = wanted_len, "the longest sequence is cut to the KV cache");
-        }
-        let kv_bytes = layout.total_bytes();
-        tracing::info!(max_model_len, kv_blocks = num_blocks, kv_tokens = capacity, kv_bytes, "KV cache sized");
-        Ok(Self { model, layout, max_model_len })
-    }
-}
-
-/// Checks the bounds of a step.
-///
-/// # Errors
-/// When no sequence could run within them.
-pub fn check_step(config: &EngineConfig) -> Result<(), LoadError> {
-    if config.max_num_seqs == 0 || config.max_num_batched_tokens == 0 {
-        return Err(LoadError::Setting("--max-num-seqs and --max-num-batched-tokens must be at least 1".into()));
-    }
-    if config.max_num_seqs > config.max_num_batched_tokens {
-        let (seqs, tokens) = (config.max_num_seqs, config.max_num_batched_tokens);
-        return Err(LoadError::Setting(format!(
-            "--max-num-batched-tokens {tokens} is less than --max-num-seqs {seqs}: each running sequence needs a token a step"
-        )));
-    }
-    Ok(())
-}
-
-/// Bytes of the KV cache where none were asked for: the part of the device's memory that weights and activations leave. On
-/// memory that is shared with the system, or of unknown size, a moderate default unless a part was asked for.
-fn pool_bytes(
-    model: &ModelConfig,
-    config: &EngineConfig,
-    memory: &DeviceMemory,
-    one_sequence: u64,
-) -> Result<u64, LoadError> {
-    let moderate = DEFAULT_KV_CACHE_BYTES.max(one_sequence.min(MAX_DEFAULT_KV_CACHE_BYTES));
-    let part = match config.gpu_memory_utilization {
-        Some(part) if !(part > 0.0 && part <= 1.0) => {
-            return Err(LoadError::Setting(format!("--gpu-memory-utilization {part}: must be above 0, at most 1")));
-        }
-        Some(part) => part,
-        None if memory.is_own => 0.9,
-        None => return Ok(moderate),
-    };
-    let Some(total) = memory.total_bytes else {
-        return match config.gpu_memory_utilization {
-            Some(part) => Err(LoadError::Setting(format!(
-                "--gpu-memory-utilization {part}: this device does not tell how much memory it has; give --kv-cache-memory"
-            ))),
-            None => Ok(moderate),
-        };
-    };
-    let step = step_bytes(model, config);
-    let used = memory.weights_bytes.saturating_add(step);
-    let budget = (total as f64 * part) as u64;
-    match budget.checked_sub(used) {
-        Some(left) => Ok(left),
-        None => Err(LoadError::Setting(format!(
-            "{part} of the device's {total} bytes are less than weights ({}) and activations ({step}) need; raise --gpu-memory-utilization or lower --max-num-batched-tokens",
-            memory.weights_bytes
-        ))),
-    }
-}
-
-/// Bytes of activations, logits and scores, and a margin for the driver.
-fn step_bytes(model: &ModelConfig, config: &EngineConfig) -> u64 {
-    const MARGIN: u64 = 128 << 20;
-    let row = 2 * model.hidden_size + 2 * model.query_size() + 2 * model.kv_size() + 2 * model.intermediate_size;
-    let logits_row = model.hidden_size + 2 * model.vocab_size;
-    // Int8 roundings add three eighths.
-    let values = row * config.max_num_batched_tokens * 11 / 8 + logits_row * max_logits_rows(config);
-    MARGIN + 4 * values as u64
-}
-
-/// Blocks that keep a layer's K (or V) buffer within what a kernel can bind.
-fn bound_by_binding(model: &ModelConfig, num_blocks: usize, memory: &DeviceMemory) -> Result<usize, LoadError> {
-    let Some(limit) = memory.max_binding_bytes else { return Ok(num_blocks) };
-    let block_bytes = (KvLayout::new(model, 1).block_values() * 2) as u64;
-    let bound = usize::try_from(limit / block_bytes).unwrap_or(usize::MAX);
-    if bound == 0 {
-        return Err(LoadError::Setting(format!(
-            "a KV block of {block_bytes} bytes is over the binding limit of {limit}"
-        )));
-    }
-    if bound < num_blocks {
-        tracing::warn!(
-            num_blocks = bound,
-            wanted = num_blocks,
-            binding_bytes = limit,
-            "KV cache cut to the binding limit"
-        );
-    }
-    Ok(num_blocks.min(bound))
 }
 
 /// What was loaded and where.

@@ -5,7 +5,7 @@
 /// Weight of the newest step in the running means.
 const NEWEST: f64 = 0.2;
 /// Prompt tokens that a step takes beside streams before their cost is known, and at least ever: progress.
-const LEAST_PREFILL: usize = 16;
+const LEAST_PREFILL: usize = 8;
 
 /// Running means of what steps cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

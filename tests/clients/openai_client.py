@@ -35,6 +35,15 @@ completion = client.completions.create(model="tiny", prompt="abc", max_tokens=5,
 streamed = client.completions.create(model="tiny", prompt="abc", max_tokens=5, temperature=0, stream=True)
 check("".join(chunk.choices[0].text for chunk in streamed) == completion.choices[0].text, "streamed completion")
 
+several = client.chat.completions.create(
+    model="tiny", messages=messages, max_tokens=5, n=3, seed=4, logprobs=True, top_logprobs=2, frequency_penalty=0.5
+)
+check([choice.index for choice in several.choices] == [0, 1, 2], "three answers")
+entry = several.choices[2].logprobs.content[0]
+check(len(entry.top_logprobs) == 2 and entry.logprob <= 0 and bytes(entry.bytes), "log probabilities")
+best = client.completions.create(model="tiny", prompt="abc", max_tokens=5, best_of=3, logprobs=1, echo=True)
+check(best.choices[0].logprobs.token_logprobs[0] is None and best.choices[0].text.startswith("abc"), "echo")
+
 for call, kind, what in [
     (lambda: client.chat.completions.create(model="nope", messages=messages), openai.NotFoundError, "unknown model"),
     (lambda: client.chat.completions.create(model="tiny", messages=[]), openai.BadRequestError, "no messages"),

@@ -7,7 +7,8 @@ use engine::gguf::GgufFile;
 use engine::kernels::{Activations, Gpu};
 use engine::kv::BLOCK_SIZE;
 use engine::model::ModelConfig;
-use engine::model_runner::{Sizes, StepRunner, cpu_runner, wgpu_runner};
+use engine::model_runner::{StepRunner, cpu_runner, wgpu_runner};
+use engine::sizes::Sizes;
 use std::path::Path;
 use std::sync::Arc;
 

@@ -21,9 +21,10 @@ use crate::gguf::GgufFile;
 use crate::kv::{BLOCK_SIZE, BlockManager};
 use crate::metrics::EngineMetrics;
 use crate::model::ModelConfig;
-use crate::model_runner::{self, Sizes};
+use crate::model_runner;
 use crate::scheduler::{Scheduler, SchedulerLimits};
 use crate::sim::{SimProfile, SimRunner};
+use crate::sizes::{self, Sizes};
 use crate::tokenizer::Tokenizer;
 use driver::EngineLoop;
 pub use handle::Shape;
@@ -74,7 +75,7 @@ fn limits(config: &EngineConfig, max_model_len: usize, max_context_tokens: usize
     let scheduler = SchedulerLimits {
         max_num_seqs: config.max_num_seqs,
         max_num_batched_tokens: config.max_num_batched_tokens,
-        max_logits_rows: model_runner::max_logits_rows(config),
+        max_logits_rows: sizes::max_logits_rows(config),
         max_context_tokens,
         enable_prefix_caching: config.enable_prefix_caching,
     };
@@ -95,7 +96,7 @@ fn parts(
     shape: Shape,
     max_context_tokens: usize,
 ) -> Result<Parts, LoadError> {
-    model_runner::check_step(config)?;
+    sizes::check_step(config)?;
     let (submissions, receiver) = mpsc::channel(config.max_queue + config.max_num_seqs);
     let (state_sender, state) = watch::channel(EngineState::Loading(0, 1));
     let (stats_sender, stats) = watch::channel(EngineStats::default());
