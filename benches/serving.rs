@@ -170,7 +170,7 @@ fn cached() {
 
 /// Seconds between the tokens of some streams, each with the time at which it ended.
 fn gaps(server: &Server, seed: usize) -> Vec<(Instant, f64)> {
-    let mut body = body(&prompt(40, seed), 220, true);
+    let mut body = body(&prompt(40, seed), 450, true);
     // With it every token is an event.
     body["logprobs"] = json!(0);
     let stream = server.send("POST", "/v1/completions", "", &body.to_string());
@@ -204,7 +204,8 @@ fn stalls() {
                 scope.spawn(move || gaps(server, seed * 3 + 1))
             })
             .collect();
-        std::thread::sleep(Duration::from_secs(4));
+        // Until the streams have their own prompts behind them.
+        std::thread::sleep(Duration::from_secs(10));
         let started = Instant::now();
         server.post("/v1/completions", &body(&prompt(1990, 50), 1, false));
         window = Some((started, Instant::now()));

@@ -14,6 +14,9 @@ use crate::sequence::{RequestId, Sequence};
 #[cfg(test)]
 mod tests;
 
+/// Waiting sequences that a step passes over because their prefix is being computed: each costs a look-up of its prefix.
+const MAX_HELD: usize = 16;
+
 /// Bounds of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SchedulerLimits {
@@ -246,6 +249,7 @@ impl Scheduler {
     fn admit(&mut self, left: &mut Left, schedule: &mut Schedule) {
         let mut promised: usize = self.running.values().map(|sequence| self.missing_blocks(sequence)).sum();
         let places: Vec<Place> = self.waiting.keys().copied().take(self.limits.max_num_seqs).collect();
+        let mut num_held = 0;
         for place in places {
             if left.tokens == 0 || self.running.len() >= self.limits.max_num_seqs {
                 return;
@@ -254,6 +258,10 @@ impl Scheduler {
             let hashes = if self.limits.enable_prefix_caching { next.cacheable_hashes() } else { &[] };
             let cached = self.blocks.cached_prefix(hashes);
             if self.is_being_computed(place, hashes, cached.num_blocks) {
+                num_held += 1;
+                if num_held == MAX_HELD {
+                    return;
+                }
                 continue;
             }
             let contexts: usize = self.running.values().map(Sequence::max_len).sum();
