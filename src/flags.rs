@@ -101,7 +101,7 @@ pub struct ServerFlags {
     #[arg(long, value_name = "SECONDS")]
     #[serde(skip_serializing_if = "Option::is_none")]
     max_request_time: Option<f64>,
-    /// Address of the internal listener, HOST:PORT. [default: 127.0.0.1, one above --port]
+    /// Address of the internal listener, HOST:PORT. [default: 127.0.0.1, 1000 above --port, or any port that is free]
     #[arg(long, value_name = "ADDRESS")]
     #[serde(skip_serializing_if = "Option::is_none")]
     internal_listen: Option<String>,

@@ -3,7 +3,7 @@
 
 use std::io::IsTerminal;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use opentelemetry::KeyValue;
 use opentelemetry::trace::TracerProvider;
 use opentelemetry_otlp::{SpanExporter, WithExportConfig};
@@ -31,11 +31,14 @@ impl Drop for Telemetry {
 /// Installs the subscriber. `quiet` shows warnings only: for the terminal chat.
 ///
 /// # Errors
-/// When the collector's address is none.
+/// When the filter or the collector's address cannot be read.
 pub fn start(format: LogFormat, quiet: bool, otlp_endpoint: Option<&str>) -> Result<Telemetry> {
     let default =
         if quiet { "warn" } else { "info,wgpu_core=warn,wgpu_hal=warn,naga=warn,cubecl_wgpu=warn,cubecl_runtime=warn" };
-    let filter = EnvFilter::try_from_env("PAGODA_LOG").unwrap_or_else(|_| EnvFilter::new(default));
+    let filter = match std::env::var("PAGODA_LOG") {
+        Ok(text) => EnvFilter::try_new(&text).with_context(|| format!("PAGODA_LOG={text}"))?,
+        Err(_) => EnvFilter::new(default),
+    };
     let logs = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let logs = logs.with_ansi(std::io::stderr().is_terminal());
     let logs = match format {
@@ -53,6 +56,9 @@ pub fn start(format: LogFormat, quiet: bool, otlp_endpoint: Option<&str>) -> Res
 }
 
 fn provider(endpoint: &str) -> Result<SdkTracerProvider> {
+    if !endpoint.starts_with("http://") {
+        bail!("{endpoint}: should be like http://HOST:4318/v1/traces (a collector near by; HTTPS is not spoken)");
+    }
     opentelemetry::global::set_text_map_propagator(TraceContextPropagator::new());
     let exporter = SpanExporter::builder().with_http().with_endpoint(endpoint).build()?;
     let resource = Resource::builder().with_attribute(KeyValue::new("service.name", "pagoda")).build();

@@ -1,5 +1,6 @@
 //! `pagoda serve`: the OpenAI API over HTTP, until SIGTERM or the device fails.
 
+use std::io::ErrorKind;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -52,9 +53,13 @@ async fn listen(settings: &Settings) -> Result<Listeners> {
     let address = format!("{}:{}", settings.host, settings.port);
     let public = TcpListener::bind(&address).await.with_context(|| format!("listening on {address}"))?;
     let address = settings.internal_address();
-    let internal = TcpListener::bind(&address)
-        .await
-        .with_context(|| format!("listening on {address} for the cluster; name another with --internal-listen"))?;
+    let internal = match TcpListener::bind(&address).await {
+        Err(error) if error.kind() == ErrorKind::AddrInUse && !settings.names_internal_address() => {
+            TcpListener::bind("127.0.0.1:0").await
+        }
+        bound => bound,
+    }
+    .with_context(|| format!("listening on {address} for the cluster (--internal-listen)"))?;
     let cluster_token = settings.cluster_token(internal.local_addr()?)?;
     let tls = match (&settings.ssl_certfile, &settings.ssl_keyfile) {
         (Some(certificates), Some(key)) => Some(server::acceptor(certificates, key).map_err(|error| anyhow!(error))?),
@@ -75,7 +80,9 @@ async fn run(settings: &Settings) -> Result<ExitCode> {
     let (stop_sender, stop) = watch::channel(false);
     let limits = ConnectionLimits::default();
     let serving = tokio::spawn(server::serve(public, router, tls, limits, stop.clone()));
-    let internal_serving = tokio::spawn(server::serve(internal, internal_router, None, limits, stop));
+    // The cluster is told that this engine drains until it is gone.
+    let (_internal_stop, never) = watch::channel(false);
+    let internal_serving = tokio::spawn(server::serve(internal, internal_router, None, limits, never));
     let code = tokio::select! {
         code = engine_ended(engine) => code?,
         () = told_to_stop() => {

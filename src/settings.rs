@@ -21,6 +21,9 @@ use crate::flags::{ActivationsFlag, EngineFlags, LogFormat, ServerFlags};
 /// The file that is read where it exists.
 const FILE: &str = "pagoda.toml";
 
+/// The internal listener's port, above the public one: engines on neighbouring ports do not meet.
+const INTERNAL_PORT_OFFSET: u16 = 1000;
+
 /// All settings, merged.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -128,16 +131,16 @@ fn one_or_many<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<
     #[serde(untagged)]
     enum OneOrMany {
         One(String),
-        // What looks like a number in the environment is read as one.
-        Number(u64),
         Many(Vec<String>),
     }
     Ok(match OneOrMany::deserialize(deserializer)? {
         OneOrMany::One(text) => text.split(',').map(|part| part.trim().to_owned()).collect(),
-        OneOrMany::Number(number) => vec![number.to_string()],
         OneOrMany::Many(texts) => texts,
     })
 }
+
+/// Settings that are lists, and what separates their parts in an environment variable.
+const LISTS: [(&str, char); 3] = [("api_key", ' '), ("served_model_name", ','), ("allowed_origins", ',')];
 
 /// Names that are read from the environment. Others are left alone: Kubernetes sets `PAGODA_SERVICE_HOST` and more beside
 /// a service called `pagoda`.
@@ -178,12 +181,8 @@ impl Settings {
     /// # Errors
     /// When a value is of the wrong type or a key is unknown; the error names it and where it stands.
     pub fn load(engine: &EngineFlags, server: &ServerFlags) -> Result<Self> {
-        let environment = Env::prefixed("PAGODA_").only(&NAMES);
-        let figment = Figment::from(Serialized::defaults(Self::default()))
-            .merge(Toml::file(FILE))
-            .merge(environment)
-            .merge(Serialized::defaults(engine))
-            .merge(Serialized::defaults(server));
+        let figment = Figment::from(Serialized::defaults(Self::default())).merge(Toml::file(FILE));
+        let figment = from_environment(figment).merge(Serialized::defaults(engine)).merge(Serialized::defaults(server));
         let settings: Self = figment.extract().context("settings")?;
         if let Some(threads) = settings.threads {
             rayon_threads(threads)?;
@@ -227,6 +226,15 @@ impl Settings {
     /// When a value cannot be read or makes no sense.
     pub fn server(&self, served_model_names: Vec<String>) -> Result<ServerConfig> {
         let max_body_bytes = self.max_body_bytes.parse().context("--max-body-bytes")?;
+        if max_body_bytes == 0 {
+            bail!("--max-body-bytes 0: no request would fit");
+        }
+        if served_model_names.iter().any(String::is_empty) {
+            bail!("--served-model-name: a name is empty");
+        }
+        if let Some(origin) = self.allowed_origins.iter().find(|origin| *origin != "*" && !origin.contains("://")) {
+            bail!("--allowed-origins {origin}: should be like https://example.org, or *");
+        }
         if self.max_logprobs > MAX_DEVICE_LOGPROBS {
             bail!("--max-logprobs {}: at most {MAX_DEVICE_LOGPROBS} are possible", self.max_logprobs);
         }
@@ -258,9 +266,14 @@ impl Settings {
         Ok(keys)
     }
 
+    /// Whether the internal listener's address was asked for.
+    pub fn names_internal_address(&self) -> bool {
+        self.internal_listen.is_some()
+    }
+
     /// Where the internal listener listens.
     pub fn internal_address(&self) -> String {
-        let port = if self.port == 0 { 0 } else { self.port.wrapping_add(1) };
+        let port = if self.port == 0 { 0 } else { self.port.checked_add(INTERNAL_PORT_OFFSET).unwrap_or(0) };
         self.internal_listen.clone().unwrap_or_else(|| format!("127.0.0.1:{port}"))
     }
 
@@ -284,9 +297,29 @@ impl Settings {
     }
 }
 
+/// Merges `PAGODA_*`. Lists are taken as they are written, not as figment would read them: a key may look like a number.
+fn from_environment(figment: Figment) -> Figment {
+    let mut ignored: Vec<&str> = LISTS.iter().map(|(name, _)| *name).collect();
+    // Kubernetes sets PAGODA_PORT beside a service called `pagoda`.
+    if std::env::var("PAGODA_PORT").is_ok_and(|value| value.starts_with("tcp://")) {
+        ignored.push("port");
+    }
+    let mut figment = figment.merge(Env::prefixed("PAGODA_").only(&NAMES).ignore(&ignored));
+    for (name, separator) in LISTS {
+        if let Ok(text) = std::env::var(format!("PAGODA_{}", name.to_uppercase())) {
+            let parts: Vec<&str> = text.split(separator).map(str::trim).filter(|part| !part.is_empty()).collect();
+            figment = figment.merge(Serialized::default(name, parts));
+        }
+    }
+    figment
+}
+
+/// Most threads: beyond, the system refuses or hangs.
+const MAX_THREADS: usize = 1024;
+
 fn rayon_threads(threads: usize) -> Result<()> {
-    if threads == 0 {
-        bail!("--threads 0: at least one is needed");
+    if threads == 0 || threads > MAX_THREADS {
+        bail!("--threads {threads}: must be 1 to {MAX_THREADS}");
     }
     engine::ops::cpu::use_threads(threads).context("--threads")
 }

@@ -42,6 +42,18 @@ const ABSENT: &[(&str, &str)] = &[
     ("--disable-log-requests", "requests are not logged"),
     ("--uvicorn-log-level", "filter logs with PAGODA_LOG"),
     ("--ssl-ca-certs", "clients are known by their API keys"),
+    ("--lora-modules", "LoRA adapters are not supported"),
+    ("--config", "settings are read from pagoda.toml in the working directory"),
+    ("--disable-log-stats", "filter logs with PAGODA_LOG"),
+    ("--enable-prompt-tokens-details", "cached tokens are always told"),
+    ("--compilation-config", "kernels are compiled at start"),
+    ("--async-scheduling", "there is one scheduler"),
+    ("--api-server-count", "one process serves HTTP and the model"),
+    ("--no-enable-chunked-prefill", "prefill is always chunked, by --max-num-batched-tokens"),
+    ("--task", "models generate text"),
+    ("--runner", "models generate text"),
+    ("--hf-token", "set HF_TOKEN"),
+    ("--middleware", "put a proxy in front"),
     ("--root-path", "serve below a path with a proxy in front"),
 ];
 
@@ -52,6 +64,12 @@ pub fn explain(error: &clap::Error) -> Option<String> {
     }
     let Some(ContextValue::String(argument)) = error.get(ContextKind::InvalidArg) else { return None };
     let flag = argument.split('=').next().unwrap_or(argument);
+    if !flag.starts_with('-') {
+        return Some(format!("`{flag}` is no flag; a model is given with --model {flag}"));
+    }
+    if flag.contains('_') {
+        return Some(format!("`{flag}` is spelt with hyphens here: {}", flag.replace('_', "-")));
+    }
     let (_, instead) = ABSENT.iter().find(|(absent, _)| *absent == flag)?;
     Some(format!("vLLM's `{flag}` does not exist here: {instead}"))
 }
@@ -70,6 +88,8 @@ mod tests {
         let message = explain(&error("--tensor-parallel-size=2")).unwrap();
         assert!(message.contains("--tensor-parallel-size") && message.contains("one engine a GPU"), "{message}");
         assert_eq!(explain(&error("--no-such-flag")), None);
+        assert!(explain(&error("org/model")).unwrap().contains("--model org/model"));
+        assert!(explain(&error("--max_num_seqs=3")).unwrap().contains("--max-num-seqs"));
     }
 
     #[test]

@@ -29,7 +29,7 @@ fn sim_profile(changes: &str, faults: &str) -> (TempDir, String) {
     let path = directory.path().join("test.toml");
     let text = format!(
         "name = 'test'\nstep_ms = 0.0\n{changes}\ndecode_ms_per_sequence = 0.0\nprefill_ms_per_token = 0.0\n\
-         kv_blocks = 256\nmax_model_len = 4096\nkv_bytes_per_token = 1\ntransfer_gb_per_s = 1.0\n[faults]\n{faults}\n"
+         kv_blocks = 256\nmax_model_len = 4096\n[faults]\n{faults}\n"
     );
     std::fs::write(&path, text).unwrap();
     (directory, path.to_str().unwrap().to_owned())
@@ -140,7 +140,7 @@ fn every_bad_request_gets_openai_s_error_object() {
         null.clone(),
     );
     let logprobs = chat(json!({ "logprobs": true, "top_logprobs": 21 })).to_string();
-    check(400, chat_path, &logprobs, &["asks for 21", "at most 20"], json!("logprobs"), null.clone());
+    check(400, chat_path, &logprobs, &["asks for 21", "at most 20"], json!("top_logprobs"), null.clone());
     let bias = chat(json!({ "logit_bias": { "9999": 1 } })).to_string();
     check(400, chat_path, &bias, &["9999", "outside the vocabulary"], json!("logit_bias"), null.clone());
     check(
@@ -266,7 +266,7 @@ fn a_full_queue_is_429_with_retry_after() {
 #[test]
 fn sigterm_finishes_streams_refuses_new_requests_and_exits_0() {
     let mut server = slow_server(&[]);
-    let body = chat(json!({ "max_tokens": 40, "ignore_eos": true, "stream": true })).to_string();
+    let body = chat(json!({ "max_tokens": 150, "ignore_eos": true, "stream": true })).to_string();
     let mut stream = server.send("POST", "/v1/chat/completions", "", &body);
     let mut first = [0; 200];
     stream.read_exact(&mut first).unwrap();
@@ -275,6 +275,10 @@ fn sigterm_finishes_streams_refuses_new_requests_and_exits_0() {
     idle.write_all(b"GET /ready HTTP/1.1\r\nhost: x\r\n").unwrap();
     server.terminate();
     server.wait_for("the drain", || server.log.lock().unwrap().contains("stopping"));
+    let mut cluster = std::net::TcpStream::connect(&server.internal).unwrap();
+    cluster.write_all(b"GET /ready HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+    let told = read_answer(&mut cluster);
+    assert!(told.status == 503 && told.body.contains("draining"), "{}", told.body);
     drop(idle.write_all(b"connection: close\r\n\r\n"));
     let mut answer = String::new();
     drop(idle.read_to_string(&mut answer));

@@ -164,6 +164,14 @@ fn keys_open_the_api_and_tell_whose_tokens_were_used() {
 }
 
 #[test]
+fn keys_from_the_environment_are_taken_as_they_are_written() {
+    let server = Server::start_sim_in(&[("PAGODA_API_KEY", "0123 sk,x"), ("PAGODA_PORT", "tcp://10.0.0.1:8000")]);
+    let status =
+        |key: &str| server.request("GET", "/v1/models", &format!("authorization: Bearer {key}\r\n"), "").status;
+    assert_eq!(["0123", "sk,x", "123", "sk", "x"].map(status), [200, 200, 401, 401, 401]);
+}
+
+#[test]
 fn tls_is_served_with_the_certificate_that_is_given() {
     let directory = tempfile::tempdir().unwrap();
     let signed = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
@@ -261,6 +269,14 @@ fn spans_of_requests_join_the_caller_s_trace_and_hold_no_text() {
     let log = server.log.lock().unwrap().clone();
     assert!(!log.contains("secret"), "{log}");
     assert!(log.lines().filter(|line| line.starts_with('{')).all(|line| serde_json::from_str::<Value>(line).is_ok()));
+}
+
+#[test]
+fn more_answers_than_the_engine_holds_are_refused_for_good() {
+    let server = Server::start_sim("instant", &["--max-num-seqs", "8", "--max-queue", "0"]);
+    let refused = server.post("/v1/completions", &json!({ "prompt": "a", "n": 10 }));
+    assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("n")), "{}", refused.body);
+    assert!(refused.body.contains("10 answers") && refused.body.contains("at most 8"), "{}", refused.body);
 }
 
 #[test]

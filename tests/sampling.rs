@@ -106,6 +106,10 @@ fn chat_log_probabilities_are_of_each_token_whole_and_streamed() {
 #[test]
 fn an_echo_has_the_prompt_s_log_probabilities_too() {
     let (_directory, server) = tiny_server();
+    let fragment = complete(&server, json!({ "logprobs": 1, "max_tokens": 1, "logit_bias": { "195": 100 } }));
+    let lists = &fragment["choices"][0]["logprobs"];
+    assert_eq!(lists["tokens"][0], "bytes:\\xc3", "half a character has a name of its own");
+    assert_eq!(lists["top_logprobs"][0]["bytes:\\xc3"], lists["token_logprobs"][0], "written the same in both places");
     let answer = complete(&server, json!({ "echo": true, "logprobs": 2, "max_tokens": 3 }));
     assert!(text(&answer, 0).starts_with("abc"));
     let lists = &answer["choices"][0]["logprobs"];

@@ -37,16 +37,6 @@ pub enum EngineEvent {
     Failed(RequestError),
 }
 
-impl EngineEvent {
-    /// Whether nothing follows it.
-    pub fn is_last(&self) -> bool {
-        match self {
-            Self::Prompt { .. } | Self::Token { .. } => false,
-            Self::Finished { .. } | Self::Failed(_) => true,
-        }
-    }
-}
-
 /// Why a request is refused or fails.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum RequestError {
@@ -64,6 +54,14 @@ pub enum RequestError {
         max_tokens: usize,
         /// The limit on both.
         max_model_len: usize,
+    },
+    /// More answers than the engine holds when it is empty.
+    #[error("{wanted} answers are asked for, this server holds at most {limit}, running and waiting")]
+    TooManyAnswers {
+        /// Answers of the request.
+        wanted: usize,
+        /// `--max-queue` and `--max-num-seqs` together.
+        limit: usize,
     },
     /// Prompt and `max_tokens` are more than the whole KV cache.
     #[error(

@@ -45,8 +45,9 @@ impl Sizes {
         };
         let num_blocks = usize::try_from(bytes / block_bytes).unwrap_or(usize::MAX).min(u32::MAX as usize / BLOCK_SIZE);
         if num_blocks == 0 {
+            let what = config.kv_cache_bytes.map_or("what memory leaves for the KV cache", |_| "--kv-cache-memory");
             return Err(LoadError::Setting(format!(
-                "--kv-cache-memory {bytes}: one block of {BLOCK_SIZE} tokens needs {block_bytes} bytes"
+                "{what} is {bytes} bytes: one block of {BLOCK_SIZE} tokens needs {block_bytes}"
             )));
         }
         let num_blocks = bound_by_binding(&model, num_blocks, memory)?;

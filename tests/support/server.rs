@@ -48,6 +48,15 @@ impl Server {
         server
     }
 
+    /// Starts a simulated server with these variables in its environment.
+    pub fn start_sim_in(environment: &[(&str, &str)]) -> Self {
+        let server = Self::start_as(&["--device", "sim:instant"], |command| {
+            command.envs(environment.iter().copied());
+        });
+        server.wait_for("ready", || server.get("/ready").status == 200);
+        server
+    }
+
     /// Starts a server with these flags and waits until it listens.
     pub fn start_listening(flags: &[&str]) -> Self {
         Self::start_as(flags, |_| {})

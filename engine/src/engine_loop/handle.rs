@@ -172,6 +172,9 @@ impl EngineHandle {
         }
         requests.iter().try_for_each(|request| self.check(&request.prompt, &request.params))?;
         let (wanted, limit) = (requests.len(), self.shape.max_queue + self.shape.max_num_seqs);
+        if wanted > limit {
+            return Err(RequestError::TooManyAnswers { wanted, limit });
+        }
         let in_engine = self.in_engine.fetch_add(wanted, Ordering::Relaxed);
         let admitted: Vec<Admitted> = (0..wanted).map(|_| Admitted(Arc::clone(&self.in_engine))).collect();
         if in_engine + wanted > limit {

@@ -73,6 +73,7 @@ struct ChatChunks {
 impl ChatChunks {
     fn chunk(&self, choices: Vec<ChatChunkChoice>, usage: Option<Usage>) -> ChatChunk {
         let Head { id, created, model } = self.head.clone();
+        let usage = self.include_usage.then_some(usage);
         ChatChunk { id, object: "chat.completion.chunk", created, model, choices, usage }
     }
 }

@@ -110,10 +110,10 @@ impl Writer {
                     .then(|| logprobs::prompt(&self.server.tokenizer, prompt_logprobs)),
             });
         }
-        self.completion(choices, Some(usage))
+        self.completion(choices, Some(Some(usage)))
     }
 
-    fn completion(&self, choices: Vec<CompletionChoice>, usage: Option<Usage>) -> Completion {
+    fn completion(&self, choices: Vec<CompletionChoice>, usage: Option<Option<Usage>>) -> Completion {
         let Head { id, created, model } = self.head.clone();
         Completion { id, object: "text_completion", created, model, choices, usage }
     }
@@ -146,7 +146,7 @@ impl Writer {
         finish_reason: Option<&'static str>,
     ) -> Completion {
         let choice = CompletionChoice { index, text, logprobs, finish_reason, prompt_logprobs: None };
-        self.completion(vec![choice], None)
+        self.completion(vec![choice], self.include_usage.then_some(None))
     }
 }
 
@@ -181,6 +181,6 @@ impl Chunks for Writer {
 
     fn usage(&self, num_cached: usize, num_generated: usize) -> Option<Completion> {
         let usage = Usage::new(self.prompt_tokens, num_cached, num_generated);
-        self.include_usage.then(|| self.completion(Vec::new(), Some(usage)))
+        self.include_usage.then(|| self.completion(Vec::new(), Some(Some(usage))))
     }
 }

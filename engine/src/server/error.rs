@@ -98,6 +98,7 @@ impl From<RequestError> for ApiError {
             RequestError::QueueFull { .. } => {
                 Self::new(StatusCode::TOO_MANY_REQUESTS, message).with(None, Some("queue_full"))
             }
+            RequestError::TooManyAnswers { .. } => Self::bad_request(message, "n"),
             RequestError::Loading | RequestError::Refused => Self::unavailable(&message),
             RequestError::DeadlineExceeded { .. } => {
                 Self::new(StatusCode::GATEWAY_TIMEOUT, message).with(Some("timeout"), Some("deadline_exceeded"))

@@ -14,6 +14,24 @@ fn finite(logprob: f32) -> f32 {
     logprob.max(LEAST)
 }
 
+/// The number as a whole-precision f32 is written: the same wherever it stands.
+fn number(logprob: f32) -> Value {
+    let logprob = finite(logprob);
+    json!(logprob.to_string().parse::<f64>().unwrap_or_else(|_| f64::from(logprob)))
+}
+
+/// A token's text; OpenAI's way to write one that is no whole character, so that two such have two names.
+fn token_text(tokenizer: &Tokenizer, id: u32) -> String {
+    let bytes = tokenizer.token_bytes(id);
+    match String::from_utf8(bytes) {
+        Ok(text) => text,
+        Err(error) => {
+            let hex = error.as_bytes().iter().map(|byte| format!("\\x{byte:02x}"));
+            format!("bytes:{}", hex.collect::<String>())
+        }
+    }
+}
+
 /// Of a chat answer.
 pub(super) fn chat(tokenizer: &Tokenizer, tokens: &[Token]) -> ChatLogprobs {
     let entry = |id: u32, logprob: f32, top_logprobs| {
@@ -48,25 +66,24 @@ impl CompletionWriter {
         id: u32,
         logprob: Option<&TokenLogprob>,
     ) {
-        let text = tokenizer.decode(&[id]);
         lists.text_offset.push(self.offset);
-        self.offset += text.chars().count();
+        self.offset += tokenizer.decode(&[id]).chars().count();
         lists.token_logprobs.push(logprob.map(|logprob| finite(logprob.logprob)));
         lists.top_logprobs.push(logprob.map(|logprob| top_and_own(tokenizer, id, logprob)));
-        lists.tokens.push(text);
+        lists.tokens.push(token_text(tokenizer, id));
     }
 }
 
 fn top_and_own(tokenizer: &Tokenizer, id: u32, logprob: &TokenLogprob) -> Map<String, Value> {
     let own = (id, logprob.logprob);
     let all = logprob.top.iter().copied().chain((!logprob.top.iter().any(|(top, _)| *top == id)).then_some(own));
-    all.map(|(id, logprob)| (tokenizer.decode(&[id]), json!(finite(logprob)))).collect()
+    all.map(|(id, logprob)| (token_text(tokenizer, id), number(logprob))).collect()
 }
 
 /// vLLM's `prompt_logprobs`: nothing for the first token, then an object by token id.
 pub(super) fn prompt(tokenizer: &Tokenizer, logprobs: &[(u32, TokenLogprob)]) -> Value {
     let entry = |id: u32, logprob: f32, rank: u32| {
-        let value = json!({ "logprob": finite(logprob), "rank": rank, "decoded_token": tokenizer.decode(&[id]) });
+        let value = json!({ "logprob": number(logprob), "rank": rank, "decoded_token": token_text(tokenizer, id) });
         (id.to_string(), value)
     };
     let token = |(id, logprob): &(u32, TokenLogprob)| {

@@ -30,7 +30,16 @@ impl Server {
         fields: &SamplingFields,
         wanted: &Wanted,
     ) -> Result<Vec<Generation>, ApiError> {
-        self.check_logprobs("logprobs", wanted.logprobs)?;
+        let is_chat = wanted.default_max_tokens.is_none();
+        let max_model_len = self.engine.max_model_len();
+        if fields.max_tokens.is_none() && prompt.len() >= max_model_len {
+            let message = format!(
+                "the prompt has {} tokens, this model's maximum context length is {max_model_len} with the answer",
+                prompt.len()
+            );
+            return Err(ApiError::too_long(message, if is_chat { "messages" } else { "prompt" }));
+        }
+        self.check_logprobs(if is_chat { "top_logprobs" } else { "logprobs" }, wanted.logprobs)?;
         self.check_logprobs("prompt_logprobs", wanted.prompt_logprobs)?;
         if fields.prompt_logprobs.is_some() && fields.stream {
             return Err(FieldError::new("prompt_logprobs", "cannot be streamed").into());

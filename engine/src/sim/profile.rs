@@ -37,10 +37,6 @@ pub struct SimProfile {
     pub kv_blocks: usize,
     /// Longest sequence.
     pub max_model_len: usize,
-    /// Bytes that a token's KV state is charged with when it is moved.
-    pub kv_bytes_per_token: u64,
-    /// Speed at which KV state moves.
-    pub transfer_gb_per_s: f64,
     /// Latencies vary by this part, up and down.
     #[serde(default)]
     pub jitter: f64,

@@ -164,7 +164,8 @@ mod tests {
         assert!(error(&json!({ "messages": user, "logit_bias": { "7": 101 } })).contains("-100 to 100, got 101"));
         assert!(error(&json!({ "messages": user, "top_logprobs": 2 })).contains("only with `logprobs`"));
         assert!(
-            error(&json!({ "messages": user, "min_tokens": 9, "max_tokens": 8 })).contains("0 to max_tokens, got 9")
+            error(&json!({ "messages": user, "min_tokens": 9, "max_tokens": 8 }))
+                .contains("0 to max_tokens (8), got 9")
         );
         assert!(error(&json!({ "messages": user, "best_of": 2 })).contains("best_of"));
         let tools = json!([{ "type": "function" }]);

@@ -99,8 +99,9 @@ pub struct ChatChunk {
     pub created: u64,
     pub model: String,
     pub choices: Vec<ChatChunkChoice>,
+    /// `Some(None)` is null: of a chunk that is not the last, where the last has the usage.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub usage: Option<Usage>,
+    pub usage: Option<Option<Usage>>,
 }
 
 /// One answer of a [`ChatChunk`].
@@ -132,8 +133,9 @@ pub struct Completion {
     pub created: u64,
     pub model: String,
     pub choices: Vec<CompletionChoice>,
+    /// `Some(None)` is null: of a chunk that is not the last, where the last has the usage.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub usage: Option<Usage>,
+    pub usage: Option<Option<Usage>>,
 }
 
 /// One answer of a [`Completion`].

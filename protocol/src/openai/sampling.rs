@@ -90,7 +90,12 @@ impl SamplingFields {
             return Err(FieldError::new("stream_options", "is allowed only with `stream`: true"));
         }
         let include_usage = match options {
-            Some(options) => options.bool("include_usage")?.unwrap_or(false),
+            Some(options) => {
+                if options.bool("continuous_usage_stats")?.unwrap_or(false) {
+                    return Err(FieldError::new("stream_options.continuous_usage_stats", "is not supported"));
+                }
+                options.bool("include_usage")?.unwrap_or(false)
+            }
             None => false,
         };
         let temperature = fields.number("temperature", "0 to 100", |t| (0.0..=100.0).contains(&t))?;
@@ -100,10 +105,10 @@ impl SamplingFields {
         let repetition = fields.number("repetition_penalty", "0.01 to 100", |p| (0.01..=100.0).contains(&p))?;
         let max_tokens_or_more = |min: usize| max_tokens.is_some_and(|max| min > max);
         let min_tokens = fields.integer("min_tokens")?.unwrap_or(0);
-        let min_tokens = usize::try_from(min_tokens)
-            .ok()
-            .filter(|min| !max_tokens_or_more(*min))
-            .ok_or_else(|| FieldError::new("min_tokens", format!("must be 0 to max_tokens, got {min_tokens}")))?;
+        let min_tokens = usize::try_from(min_tokens).ok().filter(|min| !max_tokens_or_more(*min)).ok_or_else(|| {
+            let most = max_tokens.map_or_else(|| "max_tokens".to_owned(), |max| format!("max_tokens ({max})"));
+            FieldError::new("min_tokens", format!("must be 0 to {most}, got {min_tokens}"))
+        })?;
         Ok(Self {
             temperature: temperature.map_or(1.0, |t| if t > 0.0 { t.max(LEAST_TEMPERATURE) } else { 0.0 }) as f32,
             top_k,
@@ -232,5 +237,14 @@ fn refuse_unserved(fields: Fields<'_>) -> Result<(), FieldError> {
         ("chat_template_kwargs", &[json!({})]),
         ("structured_outputs", &[]),
         ("use_beam_search", &[json!(false)]),
+        ("logits_processors", &[json!([])]),
+        ("logprob_token_ids", &[json!([])]),
+        ("prompt_embeds", &[]),
+        ("return_token_ids", &[json!(false)]),
+        ("return_tokens_as_token_ids", &[json!(false)]),
+        ("detokenize", &[json!(true)]),
+        ("modalities", &[json!(["text"])]),
+        ("audio", &[]),
+        ("mm_processor_kwargs", &[json!({})]),
     ])
 }
