@@ -52,7 +52,7 @@ pub struct Settings {
     #[serde(deserialize_with = "one_or_many")]
     pub allowed_origins: Vec<String>,
     max_queue: usize,
-    #[serde(deserialize_with = "one_or_many")]
+    #[serde(deserialize_with = "one_whole_or_many")]
     api_key: Vec<String>,
     api_key_file: Option<PathBuf>,
     /// Certificate chain.
@@ -139,6 +139,20 @@ fn one_or_many<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<
     })
 }
 
+/// A list, or one text as it is: a key may hold any character.
+fn one_whole_or_many<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum OneOrMany {
+        One(String),
+        Many(Vec<String>),
+    }
+    Ok(match OneOrMany::deserialize(deserializer)? {
+        OneOrMany::One(text) => vec![text],
+        OneOrMany::Many(texts) => texts,
+    })
+}
+
 /// Settings that are lists, and what separates their parts in an environment variable.
 const LISTS: [(&str, char); 3] = [("api_key", ' '), ("served_model_name", ','), ("allowed_origins", ',')];
 
@@ -182,7 +196,8 @@ impl Settings {
     /// When a value is of the wrong type or a key is unknown; the error names it and where it stands.
     pub fn load(engine: &EngineFlags, server: &ServerFlags) -> Result<Self> {
         let figment = Figment::from(Serialized::defaults(Self::default())).merge(Toml::file(FILE));
-        let figment = from_environment(figment).merge(Serialized::defaults(engine)).merge(Serialized::defaults(server));
+        let figment =
+            from_environment(figment)?.merge(Serialized::defaults(engine)).merge(Serialized::defaults(server));
         let settings: Self = figment.extract().context("settings")?;
         if let Some(threads) = settings.threads {
             rayon_threads(threads)?;
@@ -298,7 +313,7 @@ impl Settings {
 }
 
 /// Merges `PAGODA_*`. Lists are taken as they are written, not as figment would read them: a key may look like a number.
-fn from_environment(figment: Figment) -> Figment {
+fn from_environment(figment: Figment) -> Result<Figment> {
     let mut ignored: Vec<&str> = LISTS.iter().map(|(name, _)| *name).collect();
     // Kubernetes sets PAGODA_PORT beside a service called `pagoda`.
     if std::env::var("PAGODA_PORT").is_ok_and(|value| value.starts_with("tcp://")) {
@@ -306,12 +321,17 @@ fn from_environment(figment: Figment) -> Figment {
     }
     let mut figment = figment.merge(Env::prefixed("PAGODA_").only(&NAMES).ignore(&ignored));
     for (name, separator) in LISTS {
-        if let Ok(text) = std::env::var(format!("PAGODA_{}", name.to_uppercase())) {
-            let parts: Vec<&str> = text.split(separator).map(str::trim).filter(|part| !part.is_empty()).collect();
-            figment = figment.merge(Serialized::default(name, parts));
+        let variable = format!("PAGODA_{}", name.to_uppercase());
+        let Some(value) = std::env::var_os(&variable) else { continue };
+        let text = value.to_str().with_context(|| format!("{variable} is no UTF-8"))?;
+        let parts: Vec<&str> = text.split(separator).map(str::trim).filter(|part| !part.is_empty()).collect();
+        if parts.is_empty() {
+            // An empty list of keys would open the server to all.
+            bail!("{variable} is set and empty: unset it, or give it a value");
         }
+        figment = figment.merge(Serialized::default(name, parts));
     }
-    figment
+    Ok(figment)
 }
 
 /// Most threads: beyond, the system refuses or hangs.

@@ -9,7 +9,7 @@ use engine::kernels::Gpu;
 fn a_probe_finds_memory_and_gives_it_back() {
     let Some(name) = support::software_vulkan() else { return };
     let selected = device::select(&name).unwrap();
-    let memory = selected.memory(1000);
+    let memory = selected.memory(1000, None);
     let total = memory.total_bytes.expect("Vulkan tells the size of its heaps");
     assert!(total > 1 << 28 && !memory.is_own && memory.weights_bytes == 1000, "{memory:?}");
     let Selected::Gpu(open) = selected else { panic!("{name} is a GPU") };

@@ -172,6 +172,39 @@ fn keys_from_the_environment_are_taken_as_they_are_written() {
 }
 
 #[test]
+fn an_empty_list_of_keys_in_the_environment_does_not_open_the_server() {
+    let output = Command::new(env!("CARGO_BIN_EXE_pagoda"))
+        .args(["serve", "--port", "0", "--device", "sim:instant"])
+        .env("PAGODA_API_KEY", " ")
+        .output()
+        .unwrap();
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && message.contains("PAGODA_API_KEY is set and empty"), "{message}");
+}
+
+#[test]
+fn large_bodies_share_memory_and_small_ones_do_not_wait_for_them() {
+    let server = Server::start_sim("instant", &["--max-body-bytes", "1MiB"]);
+    // Four claim a megabyte each and send nothing of it; the fifth has to wait, and is told so.
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1048576\r\n\r\n";
+    let claims: Vec<TcpStream> = (0..4)
+        .map(|_| {
+            let mut stream = server.connect();
+            stream.write_all(head.as_bytes()).unwrap();
+            stream
+        })
+        .collect();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let small = json!({ "prompt": "a", "max_tokens": 2 });
+    assert_eq!(server.post("/v1/completions", &small).status, 200);
+    let large = json!({ "prompt": "a".repeat(100_000), "max_tokens": 2 });
+    let told = server.post("/v1/completions", &large);
+    assert!(told.status == 503 && told.body.contains("too many large request bodies"), "{}", told.body);
+    drop(claims);
+    server.wait_for("the shares", || server.post("/v1/completions", &large).status == 200);
+}
+
+#[test]
 fn tls_is_served_with_the_certificate_that_is_given() {
     let directory = tempfile::tempdir().unwrap();
     let signed = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();

@@ -7,7 +7,6 @@ use burn::cubecl::future::block_on;
 use burn::tensor::wgpu::wgpu;
 use wgpu::{Backends, DeviceType, Features};
 
-use crate::config::MAX_DEFAULT_KV_CACHE_BYTES;
 use crate::error::LoadError;
 use crate::kernels::SPLIT;
 use crate::kv::KvLayout;
@@ -94,31 +93,30 @@ pub enum Selected {
 }
 
 impl Selected {
-    /// Tokens that sequences in decode may have in all: their attention's partial results lie in one buffer.
-    pub fn max_context_tokens(&self, layout: &KvLayout) -> usize {
+    /// Tokens of contexts that one step's decodes may read in all: their attention's partial results lie in one buffer.
+    pub fn max_context_tokens(&self, layout: &KvLayout, max_num_seqs: usize) -> usize {
         const MAX_PARTIALS: u64 = 256 << 20;
         match self {
             Self::Cpu => usize::MAX,
             Self::Gpu(open) => {
                 let bytes = open.info.max_binding_bytes.unwrap_or(u64::MAX).min(MAX_PARTIALS);
-                // Each sequence's last split may be nearly empty: one in sixteen is allowed for it.
-                (bytes / wgpu_ops::partial_bytes(layout)) as usize * SPLIT as usize / 16 * 15
+                let splits = usize::try_from(bytes / wgpu_ops::partial_bytes(layout)).unwrap_or(usize::MAX);
+                // Each sequence's last split may be nearly empty. The buffer covers the pool in any case.
+                let tokens = splits.saturating_sub(max_num_seqs).saturating_mul(SPLIT as usize);
+                tokens.max(layout.num_blocks * layout.block_size)
             }
         }
     }
 
-    /// What a model of `weights_bytes` finds here.
-    pub fn memory(&self, weights_bytes: u64) -> DeviceMemory {
+    /// What a model of `weights_bytes` finds here. Where the device does not tell, up to `wanted` bytes are tried, if any.
+    pub fn memory(&self, weights_bytes: u64, wanted: Option<u64>) -> DeviceMemory {
         match self {
             Self::Cpu => DeviceMemory { total_bytes: system_memory_bytes(), weights_bytes, ..DeviceMemory::default() },
             Self::Gpu(open) => {
                 let info = &open.info;
                 let is_own = !info.software && info.kind == "discrete";
                 let max_binding_bytes = info.max_binding_bytes.min(info.max_buffer_bytes);
-                let probed_bytes = match info.memory_bytes {
-                    Some(_) => None,
-                    None => Some(open.probe(weights_bytes.saturating_add(MAX_DEFAULT_KV_CACHE_BYTES + STEP_MARGIN))),
-                };
+                let probed_bytes = wanted.filter(|_| info.memory_bytes.is_none()).map(|wanted| open.probe(wanted));
                 let total_bytes = info.memory_bytes;
                 DeviceMemory { total_bytes, is_own, probed_bytes, max_binding_bytes, weights_bytes }
             }
@@ -126,8 +124,6 @@ impl Selected {
     }
 }
 
-/// What a step takes beside weights and cache, roughly: part of what is probed for.
-const STEP_MARGIN: u64 = 512 << 20;
 /// Buffers of a probe.
 const PROBE_BYTES: u64 = 128 << 20;
 

@@ -123,6 +123,12 @@ fn pool_bytes(
     }
 }
 
+/// What to try for on a device that does not tell how much memory it has; `None` where the cache's size was asked for.
+pub fn wanted_bytes(model: &ModelConfig, config: &EngineConfig, weights_bytes: u64) -> Option<u64> {
+    let step_and_weights = step_bytes(model, config).saturating_add(weights_bytes);
+    config.kv_cache_bytes.is_none().then(|| step_and_weights.saturating_add(MAX_DEFAULT_KV_CACHE_BYTES))
+}
+
 /// Bytes of activations, logits and scores, and a margin for the driver.
 fn step_bytes(model: &ModelConfig, config: &EngineConfig) -> u64 {
     const MARGIN: u64 = 128 << 20;

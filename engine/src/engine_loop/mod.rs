@@ -124,8 +124,10 @@ fn parts(
 pub fn spawn(config: EngineConfig, file: GgufFile, tokenizer: Arc<Tokenizer>) -> Result<EngineHandle, LoadError> {
     let opened = device::select(&config.device)?;
     let model = ModelConfig::from_gguf(&file)?;
-    let sizes = Sizes::choose(model, &config, &opened.memory(file.tensor_bytes()))?;
-    let max_context_tokens = opened.max_context_tokens(&sizes.layout);
+    let weights_bytes = file.tensor_bytes();
+    let memory = opened.memory(weights_bytes, sizes::wanted_bytes(&model, &config, weights_bytes));
+    let sizes = Sizes::choose(model, &config, &memory)?;
+    let max_context_tokens = opened.max_context_tokens(&sizes.layout, config.max_num_seqs);
     let shape = Shape {
         max_model_len: sizes.max_model_len,
         num_blocks: sizes.layout.num_blocks,

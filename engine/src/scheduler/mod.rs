@@ -26,8 +26,8 @@ pub struct SchedulerLimits {
     pub max_num_batched_tokens: usize,
     /// Rows of a step whose logits are computed; at least `max_num_seqs`, the rest is for prompt log probabilities.
     pub max_logits_rows: usize,
-    /// Tokens that running sequences may come to in all. Where they share blocks that is more than the pool holds, and a
-    /// device's partial results grow with it.
+    /// Tokens of the contexts that one step's decodes read in all. Where sequences share blocks that is more than the pool
+    /// holds, and a device's partial results grow with it.
     pub max_context_tokens: usize,
     /// Whether a sequence may start with cached blocks.
     pub enable_prefix_caching: bool,
@@ -167,8 +167,12 @@ impl Scheduler {
             .iter()
             .map(|(place, sequence)| (*place, sequence.is_decoding()))
             .partition(|(_, is_decoding)| *is_decoding);
+        let mut contexts = 0;
         for (place, _) in decodes {
-            if self.make_room(place, &mut schedule) {
+            contexts += self.running.get(&place).map_or(0, |sequence| sequence.tokens.len());
+            // Contexts grow; those past the bound take turns with those that end before them. The first always goes on.
+            let fits = contexts <= self.limits.max_context_tokens || schedule.batch.is_empty();
+            if fits && self.make_room(place, &mut schedule) {
                 self.share(place, 1, &mut left, &mut schedule);
             }
         }
@@ -264,8 +268,8 @@ impl Scheduler {
                 }
                 continue;
             }
-            let contexts: usize = self.running.values().map(Sequence::max_len).sum();
-            if !self.running.is_empty() && contexts + next.max_len() > self.limits.max_context_tokens {
+            let contexts: usize = self.running.values().map(|sequence| sequence.tokens.len()).sum();
+            if !self.running.is_empty() && contexts + next.tokens.len() > self.limits.max_context_tokens {
                 return;
             }
             let needed = self.blocks.blocks_of(next.tokens.len()) - cached.num_blocks + cached.num_free;

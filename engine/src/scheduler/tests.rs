@@ -190,13 +190,15 @@ fn what_a_nan_has_touched_is_not_found_again() {
 #[test]
 fn contexts_in_all_stay_within_their_bound_though_blocks_are_shared() {
     let mut scheduler = scheduler(100, 640);
-    scheduler.limits.max_context_tokens = 150;
+    scheduler.limits.max_context_tokens = 130;
     let prompt: Vec<u32> = (0..40).collect();
-    (1..=4).for_each(|id| scheduler.add(sequence(id, prompt.clone(), 10)));
+    (1..=4).for_each(|id| scheduler.add(sequence(id, prompt.clone(), 40)));
     step(&mut scheduler);
-    assert_eq!(shares(&step(&mut scheduler)), vec![(1, 1), (2, 8), (3, 8)], "three of 50 tokens each");
+    assert_eq!(shares(&step(&mut scheduler)), vec![(1, 1), (2, 8), (3, 8)], "three of some 40 tokens each");
+    let last = (0..6).map(|_| step(&mut scheduler)).last().unwrap();
+    assert_eq!(shares(&last), vec![(1, 1), (2, 1)], "the third waits until contexts are fewer");
     scheduler.remove(RequestId(1)).unwrap();
-    assert_eq!(step(&mut scheduler).admitted, vec![RequestId(4)]);
+    assert_eq!(shares(&step(&mut scheduler))[..2], [(2, 1), (3, 1)]);
 }
 
 #[test]

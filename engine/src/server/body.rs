@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, HttpBody};
 use futures_util::StreamExt;
 use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -14,11 +14,15 @@ use super::error::ApiError;
 
 /// From the end of the headers to the end of the body. A client that sends slower than that holds a place that others want.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+/// A body up to here needs no share of the memory for large ones: connections bound how many there are.
+const SMALL_BYTES: usize = 64 << 10;
+/// For so long a large body waits for its share.
+const SHARE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A request's JSON and its share of the memory for all of them.
 pub(super) struct JsonBody {
     value: Value,
-    _bytes: Option<OwnedSemaphorePermit>,
+    _share: Option<OwnedSemaphorePermit>,
 }
 
 impl Deref for JsonBody {
@@ -37,31 +41,38 @@ pub(super) fn bytes_at_once(max_body_bytes: usize) -> usize {
 impl Server {
     /// Reads a JSON body.
     pub(super) async fn json(&self, body: Body) -> Result<JsonBody, ApiError> {
-        match tokio::time::timeout(BODY_TIMEOUT, self.read(body)).await {
-            Ok(read) => read,
-            Err(_) => Err(ApiError::slow_body(BODY_TIMEOUT)),
+        let limit = self.config.max_body_bytes;
+        // A body that does not tell its length may be as long as any.
+        let len = body.size_hint().exact().map_or(limit, |len| usize::try_from(len).unwrap_or(usize::MAX));
+        if len > limit {
+            return Err(ApiError::body_too_large(limit));
         }
+        // All at once, so that no two bodies wait for what the other holds.
+        let share = if len > SMALL_BYTES { Some(self.body_share(len).await?) } else { None };
+        let read = tokio::time::timeout(BODY_TIMEOUT, read(body, len));
+        let bytes = read.await.map_err(|_| ApiError::slow_body(BODY_TIMEOUT))??;
+        let value = serde_json::from_slice(&bytes).map_err(|error| ApiError::bad_json(&error))?;
+        Ok(JsonBody { value, _share: share })
     }
 
-    async fn read(&self, body: Body) -> Result<JsonBody, ApiError> {
-        let limit = self.config.max_body_bytes;
-        let mut chunks = body.into_data_stream();
-        let (mut bytes, mut permits): (Vec<u8>, Option<OwnedSemaphorePermit>) = (Vec::new(), None);
-        while let Some(chunk) = chunks.next().await {
-            let chunk = chunk.map_err(|error| ApiError::body(&error))?;
-            if bytes.len() + chunk.len() > limit {
-                return Err(ApiError::body_too_large(limit));
-            }
-            let wanted = u32::try_from(chunk.len()).unwrap_or(u32::MAX);
-            let permit = Arc::clone(&self.body_bytes).acquire_many_owned(wanted).await;
-            let permit = permit.map_err(|_| ApiError::unavailable("the server is shutting down"))?;
-            match &mut permits {
-                Some(permits) => permits.merge(permit),
-                None => permits = Some(permit),
-            }
-            bytes.extend_from_slice(&chunk);
-        }
-        let value = serde_json::from_slice(&bytes).map_err(|error| ApiError::bad_json(&error))?;
-        Ok(JsonBody { value, _bytes: permits })
+    async fn body_share(&self, len: usize) -> Result<OwnedSemaphorePermit, ApiError> {
+        let wanted = u32::try_from(len).unwrap_or(u32::MAX);
+        let share = tokio::time::timeout(SHARE_TIMEOUT, Arc::clone(&self.body_bytes).acquire_many_owned(wanted));
+        let busy = || ApiError::unavailable("too many large request bodies at once; try again later");
+        share.await.map_err(|_| busy())?.map_err(|_| busy())
     }
+}
+
+/// Reads a body of at most `limit` bytes.
+async fn read(body: Body, limit: usize) -> Result<Vec<u8>, ApiError> {
+    let mut chunks = body.into_data_stream();
+    let mut bytes = Vec::new();
+    while let Some(chunk) = chunks.next().await {
+        let chunk = chunk.map_err(|error| ApiError::body(&error))?;
+        if bytes.len() + chunk.len() > limit {
+            return Err(ApiError::body_too_large(limit));
+        }
+        bytes.extend_from_slice(&chunk);
+    }
+    Ok(bytes)
 }

@@ -84,7 +84,10 @@ impl Server {
         wanted: &Wanted,
     ) -> Result<SamplingParams, ApiError> {
         let left = self.engine.max_model_len().saturating_sub(prompt_len).max(1);
-        let default_max_tokens = wanted.default_max_tokens.unwrap_or(left).min(left);
+        // Whoever names no length gets no refusal for what the longest answer would hold.
+        let a_token = wanted.num_answers.saturating_mul(wanted.logprobs.map_or(0, |top| top + 1)).max(1);
+        let default_max_tokens =
+            wanted.default_max_tokens.unwrap_or(left).min(left).min(MAX_NUM_LOGPROBS / 2 / a_token);
         let seed = match fields.seed {
             Some(seed) => seed,
             None => draw_seed()?,
@@ -138,10 +141,11 @@ fn check_num_logprobs(prompt_len: usize, params: &SamplingParams, num_answers: u
     if all <= MAX_NUM_LOGPROBS {
         return Ok(());
     }
+    let param = if answer >= all - answer { "logprobs" } else { "prompt_logprobs" };
     let message = format!(
         "asks for up to {all} log probabilities in all, at most {MAX_NUM_LOGPROBS} are given; lower it, n or max_tokens"
     );
-    Err(FieldError::new("logprobs", message).into())
+    Err(FieldError::new(param, message).into())
 }
 
 fn draw_seed() -> Result<u64, ApiError> {

@@ -73,6 +73,8 @@ struct Scratch {
     weights: Vec<f32>,
 }
 
+/// A scratch larger than this, of a long context, is given back.
+const MAX_KEPT_VALUES: usize = 4 << 20;
 /// Tokens whose scores are computed together: those of a block.
 const LANES: usize = BLOCK_SIZE;
 /// Queries that share the loads of the keys.
@@ -86,7 +88,11 @@ fn attend_tile(layout: &KvLayout, key_cache: &[f16], value_cache: &[f16], tile: 
     let mut output = vec![0.0f32; tile.num_queries * group * layout.head_dim];
     SCRATCH.with_borrow_mut(|scratch| {
         let output = &mut output[..];
-        pulp::Arch::new().dispatch(AttendTile { layout, key_cache, value_cache, tile, query, scratch, output });
+        let tile = AttendTile { layout, key_cache, value_cache, tile, query, scratch: &mut *scratch, output };
+        pulp::Arch::new().dispatch(tile);
+        if scratch.values.len() > MAX_KEPT_VALUES {
+            *scratch = Scratch::default();
+        }
     });
     output
 }
