@@ -3,6 +3,8 @@
 //! A few rows are unpacked into a scratch and dotted with every token, four at a time; `pulp` compiles the loops for the
 //! widest vector unit at hand. Weights are never expanded beyond the rows at work.
 
+use std::ops::RangeInclusive;
+
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
@@ -18,8 +20,11 @@ const SCRATCH_ROWS: usize = 9;
 /// Tokens whose products are transposed together: their output rows lie a power of two apart and must not crowd one set of
 /// the cache.
 const TRANSPOSE_TOKENS: usize = 8;
-/// Tasks a thread: few, since a decode step has hundreds of small products, yet enough that the threads finish together.
-const TASKS_PER_THREAD: usize = 4;
+/// Tasks a thread: few, since a decode step has hundreds of small products, yet enough that the threads finish together; more
+/// where each would be long.
+const TASKS_PER_THREAD: RangeInclusive<usize> = 4..=16;
+/// Multiply-adds of a task where there may be more tasks.
+const TASK_WORK: usize = 1 << 18;
 
 /// output (tokens × rows) (+)= input (tokens × columns) · matrixᵀ. `products` is a scratch that is kept between calls: the
 /// system takes as long to hand out fresh pages as a small product does.
@@ -35,7 +40,9 @@ pub(super) fn matmul(matrix: &Tensor, input: &[f32], output: &mut [f32], product
         products.resize(len, 0.0);
     }
     let products = &mut products[..len];
-    let tasks = rayon::current_num_threads() * TASKS_PER_THREAD;
+    let threads = rayon::current_num_threads();
+    let (fewest, most) = TASKS_PER_THREAD.into_inner();
+    let tasks = threads * (len * matrix.columns / (threads * TASK_WORK)).clamp(fewest, most);
     let rows_per_task = matrix.rows.div_ceil(tasks).next_multiple_of(SCRATCH_ROWS);
     let arch = pulp::Arch::new();
     products.par_chunks_mut(rows_per_task * num_tokens).enumerate().for_each_init(
