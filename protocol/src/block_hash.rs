@@ -52,11 +52,6 @@ impl BlockHash {
             })
             .collect()
     }
-
-    /// The 32 bytes.
-    pub fn as_bytes(&self) -> &[u8; 32] {
-        &self.0
-    }
 }
 
 impl fmt::Display for BlockHash {

@@ -47,11 +47,6 @@ impl ModelFingerprint {
         hasher.update(&parts.weights);
         Self(*hasher.finalize().as_bytes())
     }
-
-    /// The 32 bytes.
-    pub fn as_bytes(&self) -> &[u8; 32] {
-        &self.0
-    }
 }
 
 impl fmt::Display for ModelFingerprint {

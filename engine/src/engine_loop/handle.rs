@@ -151,15 +151,21 @@ impl EngineHandle {
     /// # Errors
     /// When it can never run, too many wait, or the engine does not run.
     pub fn generate(&self, request: EngineRequest) -> Result<Generation, RequestError> {
-        let mut all = self.generate_all(vec![request])?;
+        let mut all = self.generate_all(&request, 1, |_, _| {})?;
         all.pop().ok_or(RequestError::EmptyPrompt)
     }
 
-    /// Checks some requests and hands all of them to the engine, or none.
+    /// Checks a request and hands as many answers of it to the engine as are wanted, or none; `vary` sets what is another in
+    /// the answer of this index.
     ///
     /// # Errors
-    /// When one can never run, too many wait, or the engine does not run.
-    pub fn generate_all(&self, requests: Vec<EngineRequest>) -> Result<Vec<Generation>, RequestError> {
+    /// When it can never run, too many wait, or the engine does not run.
+    pub fn generate_all(
+        &self,
+        request: &EngineRequest,
+        wanted: usize,
+        vary: impl Fn(usize, &mut SamplingParams),
+    ) -> Result<Vec<Generation>, RequestError> {
         match self.state() {
             EngineState::Ready(_) => {}
             EngineState::Loading(..) => return Err(RequestError::Loading),
@@ -170,8 +176,8 @@ impl EngineHandle {
         if self.stats.borrow().refuses {
             return Err(RequestError::Refused);
         }
-        requests.iter().try_for_each(|request| self.check(&request.prompt, &request.params))?;
-        let (wanted, limit) = (requests.len(), self.shape.max_queue + self.shape.max_num_seqs);
+        self.check(&request.prompt, &request.params)?;
+        let limit = self.shape.max_queue + self.shape.max_num_seqs;
         if wanted > limit {
             return Err(RequestError::TooManyAnswers { wanted, limit });
         }
@@ -181,7 +187,9 @@ impl EngineHandle {
             return Err(RequestError::QueueFull { in_engine, wanted, limit });
         }
         let arrived = Instant::now();
-        let submit = |(request, admitted): (EngineRequest, Admitted)| {
+        let submit = |(index, admitted): (usize, Admitted)| {
+            let mut request = request.clone();
+            vary(index, &mut request.params);
             let (sender, events) = mpsc::channel(request.params.max_tokens + 3);
             let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
             // A time that no clock can tell is no deadline.
@@ -193,14 +201,10 @@ impl EngineHandle {
             self.submissions.try_send(submission).map_err(gone)?;
             Ok(Generation { events, deadline })
         };
-        requests.into_iter().zip(admitted).map(submit).collect()
+        admitted.into_iter().enumerate().map(submit).collect()
     }
 
-    /// Checks that a request can run here.
-    ///
-    /// # Errors
-    /// When it never can, with the numbers.
-    pub fn check(&self, prompt: &[u32], params: &SamplingParams) -> Result<(), RequestError> {
+    fn check(&self, prompt: &[u32], params: &SamplingParams) -> Result<(), RequestError> {
         let Shape { max_model_len, num_blocks, vocab_size, .. } = *self.shape;
         let (prompt_len, max_tokens) = (prompt.len(), params.max_tokens);
         if prompt.is_empty() {

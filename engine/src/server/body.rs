@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use axum::body::{Body, HttpBody};
 use futures_util::StreamExt;
+use protocol::openai::FieldError;
 use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -53,6 +54,16 @@ impl Server {
         let bytes = read.await.map_err(|_| ApiError::slow_body(BODY_TIMEOUT))??;
         let value = serde_json::from_slice(&bytes).map_err(|error| ApiError::bad_json(&error))?;
         Ok(JsonBody { value, _share: share })
+    }
+
+    /// The request that a body holds, from a server that takes requests.
+    pub(super) async fn parsed<T>(
+        &self,
+        body: Body,
+        parse: impl Fn(&Value) -> Result<T, FieldError>,
+    ) -> Result<T, ApiError> {
+        self.check_serving()?;
+        Ok(parse(&self.json(body).await?.value)?)
     }
 
     async fn body_share(&self, len: usize) -> Result<OwnedSemaphorePermit, ApiError> {

@@ -24,10 +24,7 @@ pub(super) async fn chat_completions(
     Extension(caller): Extension<Caller>,
     body: Body,
 ) -> Result<Response, ApiError> {
-    server.check_serving()?;
-    let body = server.json(body).await?;
-    let request = ChatRequest::parse(&body)?;
-    drop(body);
+    let request = server.parsed(body, ChatRequest::parse).await?;
     server.check_model(request.model.as_deref())?;
     let prompt = server.chat_prompt(request.messages, true).await?;
     let sampling = &request.sampling;

@@ -26,10 +26,7 @@ pub(super) async fn completions(
     Extension(caller): Extension<Caller>,
     body: Body,
 ) -> Result<Response, ApiError> {
-    server.check_serving()?;
-    let body = server.json(body).await?;
-    let request = CompletionRequest::parse(&body)?;
-    drop(body);
+    let request = server.parsed(body, CompletionRequest::parse).await?;
     server.check_model(request.model.as_deref())?;
     let text = match &request.prompt {
         Prompt::Text(text) if request.echo => Some(text.clone()),

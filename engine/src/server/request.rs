@@ -45,23 +45,16 @@ impl Server {
             return Err(FieldError::new("prompt_logprobs", "cannot be streamed").into());
         }
         let params = self.sampling_params(fields, prompt.len(), wanted)?;
-        self.engine.check(&prompt, &params)?;
         check_num_logprobs(prompt.len(), &params, wanted.num_answers)?;
         let asked = fields.timeout_s.map(Duration::from_secs_f64);
         let timeout = [asked, self.config.max_request_time].into_iter().flatten().min();
-        let request = |choice: usize| EngineRequest {
-            prompt: prompt.clone(),
-            params: SamplingParams {
-                choice: choice as u64,
-                // Those of the first answer's prompt are those of all.
-                prompt_logprobs: params.prompt_logprobs.filter(|_| choice == 0 || fields.stream),
-                ..params.clone()
-            },
-            priority: fields.priority,
-            cache_salt: fields.cache_salt.clone(),
-            timeout,
-        };
-        let generations = self.engine.generate_all((0..wanted.num_answers).map(request).collect())?;
+        let (priority, cache_salt) = (fields.priority, fields.cache_salt.clone());
+        let request = EngineRequest { prompt, params, priority, cache_salt, timeout };
+        let generations = self.engine.generate_all(&request, wanted.num_answers, |choice, params| {
+            params.choice = choice as u64;
+            // Those of the first answer's prompt are those of all.
+            params.prompt_logprobs = params.prompt_logprobs.filter(|_| choice == 0 || fields.stream);
+        })?;
         self.engine.metrics().asked(wanted.num_answers);
         Ok(generations)
     }

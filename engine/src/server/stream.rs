@@ -53,7 +53,6 @@ struct Streaming<C> {
     ready: VecDeque<Event>,
     num_left: usize,
     num_cached: Option<usize>,
-    num_generated: usize,
     account: Account,
     ended: bool,
     /// Open until the stream has ended.
@@ -65,8 +64,8 @@ pub(super) fn respond<C: Chunks>(generations: Vec<Generation>, chunks: C, accoun
     let num_left = generations.len();
     let ready = (0..num_left).filter_map(|index| chunks.first(index)).map(|chunk| data(&chunk)).collect();
     let events = merged(generations);
-    let (num_cached, num_generated, ended, span) = (None, 0, false, tracing::Span::current());
-    let state = Streaming { events, chunks, ready, num_left, num_cached, num_generated, account, ended, span };
+    let (num_cached, ended, span) = (None, false, tracing::Span::current());
+    let state = Streaming { events, chunks, ready, num_left, num_cached, account, ended, span };
     let sse = Sse::new(to_sse(state)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE));
     let mut response = sse.into_response();
     // nginx buffers a response unless told not to.
@@ -106,8 +105,7 @@ impl<C: Chunks> Streaming<C> {
                     self.ready.push_back(data(&chunk));
                 }
             }
-            EngineEvent::Finished { reason, text, num_generated } => {
-                self.num_generated += num_generated;
+            EngineEvent::Finished { reason, text, .. } => {
                 self.ready.push_back(data(&self.chunks.tokens(index, text, &[], Some(reason.as_str()))));
                 self.num_left -= 1;
                 if self.num_left == 0 {
@@ -120,7 +118,7 @@ impl<C: Chunks> Streaming<C> {
 
     fn end(&mut self) {
         self.ended = true;
-        let (cached, generated) = (self.num_cached.unwrap_or(0), self.num_generated);
+        let (cached, generated) = (self.num_cached.unwrap_or(0), self.account.generated);
         record_usage(&self.span, self.account.prompt_tokens, generated);
         self.ready.extend(self.chunks.usage(cached, generated).map(|chunk| data(&chunk)));
         self.ready.push_back(Event::default().data("[DONE]"));

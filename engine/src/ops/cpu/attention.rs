@@ -56,7 +56,7 @@ pub(super) fn paged_attention(
 }
 
 thread_local! {
-    /// Kept between tiles: fresh pages cost as much as the tile.
+    /// Kept between tiles, so that none is zeroed before it is overwritten.
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 

@@ -26,8 +26,8 @@ const TASKS_PER_THREAD: RangeInclusive<usize> = 4..=16;
 /// Multiply-adds of a task where there may be more tasks.
 const TASK_WORK: usize = 1 << 18;
 
-/// output (tokens × rows) (+)= input (tokens × columns) · matrixᵀ. `products` is a scratch that is kept between calls: the
-/// system takes as long to hand out fresh pages as a small product does.
+/// output (tokens × rows) (+)= input (tokens × columns) · matrixᵀ. `products` is a scratch that is kept between calls, so
+/// that the system is not asked for pages at each.
 pub(super) fn matmul(matrix: &Tensor, input: &[f32], output: &mut [f32], products: &mut Vec<f32>, write: Write) {
     let num_tokens = input.len() / matrix.columns;
     // A chunk that is not a prompt's last wants no logits.

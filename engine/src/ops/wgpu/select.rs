@@ -19,7 +19,7 @@ pub(super) struct SelectBuffers {
     draws: GpuBuffer,
     logprobs: GpuBuffer,
     top: GpuBuffer,
-    /// Allocated when first needed: a copy of the logits.
+    /// A copy of the logits, allocated by the first step that changes any: the warm-up, which knows their width.
     scores: Option<GpuBuffer>,
     /// Grown when needed.
     entries: GpuBuffer,
