@@ -47,6 +47,16 @@ impl ModelFingerprint {
         hasher.update(&parts.weights);
         Self(*hasher.finalize().as_bytes())
     }
+
+    /// A fingerprint that was read: from a frame, or a request.
+    pub fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// Its bytes.
+    pub fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
 }
 
 impl fmt::Display for ModelFingerprint {

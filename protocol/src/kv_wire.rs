@@ -1,0 +1,325 @@
+//! What `/kv/v1` carries: lists of keys, streams of frames, and the answers to them.
+//!
+//! Written and read by the cache tier's client and server. Bodies are `application/x-pagoda-kv`; answers without frames are
+//! JSON. Invariant: a decoder holds at most one frame beyond what it handed out, and believes no length.
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use serde::{Deserialize, Serialize};
+
+use crate::kv_frame::{FrameError, FrameHeader, KvFrame};
+use crate::{BlockHash, BlockKey, ModelFingerprint, VersionError, WireVersion};
+
+/// Content type of the bodies.
+pub const CONTENT_TYPE: &str = "application/x-pagoda-kv";
+/// Most keys of one request: a prompt of a million tokens.
+pub const MAX_KEYS: usize = 65_536;
+/// Bytes of the longest list of keys.
+pub const MAX_KEYS_BYTES: usize = KEYS_HEADER + MAX_KEYS * 32;
+
+const WIRE: WireVersion = WireVersion { version: 1, readable_by: 1 };
+const KEYS_MAGIC: [u8; 4] = *b"PGKK";
+const PUT_MAGIC: [u8; 4] = *b"PGKP";
+/// Magic, version, readable_by, count, model.
+const KEYS_HEADER: usize = 4 + 2 + 2 + 4 + 32;
+/// Magic, version, readable_by, reason, 7 × 0.
+const PUT_HEADER: usize = 16;
+/// Status, 7 × 0.
+const RECORD_HEADER: usize = 8;
+
+/// Why a block is put down. It decides how much a tier does for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PutReason {
+    /// The pool needed its place.
+    Evict,
+    /// It was used a second time.
+    WriteThrough,
+    /// The engine goes away.
+    Drain,
+    /// Its sequence lost its place, and will be back.
+    Preempt,
+    /// Another engine goes on with it.
+    Handoff,
+}
+
+impl PutReason {
+    /// All of them, by their number on the wire.
+    pub const ALL: [Self; 5] = [Self::Evict, Self::WriteThrough, Self::Drain, Self::Preempt, Self::Handoff];
+
+    /// As in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Evict => "evict",
+            Self::WriteThrough => "write-through",
+            Self::Drain => "drain",
+            Self::Preempt => "preempt",
+            Self::Handoff => "handoff",
+        }
+    }
+}
+
+/// What became of a put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PutOutcome {
+    /// It is there, and survives the end of the process that took it.
+    Stored,
+    /// It was there.
+    Present,
+    /// It was seen for the first time, which is remembered.
+    NotAdmitted,
+    /// No room or no time now.
+    Busy,
+    /// It is no block, or cannot be stored here.
+    Refused,
+}
+
+impl PutOutcome {
+    /// As in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Stored => "stored",
+            Self::Present => "present",
+            Self::NotAdmitted => "not-admitted",
+            Self::Busy => "busy",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+/// How far a list of keys is held.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Prefix {
+    /// Leading keys that are held.
+    pub num_blocks: usize,
+    /// Whether the answer could be longer at another time.
+    #[serde(default)]
+    pub busy: bool,
+}
+
+/// The answer to a put, frame by frame.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PutAnswer {
+    /// In the order of the frames.
+    pub outcomes: Vec<PutOutcome>,
+}
+
+/// The answer to a lease.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaseAnswer {
+    /// Keys that are held and will be for the time that was asked for.
+    pub leased: usize,
+}
+
+/// A body that is not what it should be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WireError {
+    /// It starts with something else.
+    #[error("this is no {0}")]
+    NotA(&'static str),
+    /// Of another release.
+    #[error(transparent)]
+    Version(#[from] VersionError),
+    /// More keys than are taken.
+    #[error("{0} keys: at most {MAX_KEYS} are taken at once")]
+    TooManyKeys(usize),
+    /// Its length is not what it says.
+    #[error("a body of {len} bytes should have {needed}")]
+    Length {
+        /// What there is.
+        len: usize,
+        /// What there should be.
+        needed: usize,
+    },
+    /// A byte that says nothing.
+    #[error("{what} {value} is unknown")]
+    Unknown {
+        /// Of what.
+        what: &'static str,
+        /// The byte.
+        value: u8,
+    },
+    /// A frame in it is wrong.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+}
+
+fn put_version(out: &mut BytesMut, magic: [u8; 4]) {
+    out.put_slice(&magic);
+    out.put_u16_le(WIRE.version as u16);
+    out.put_u16_le(WIRE.readable_by as u16);
+}
+
+fn check_version(bytes: &[u8], magic: [u8; 4], what: &'static str) -> Result<(), WireError> {
+    if bytes[..4] != magic {
+        return Err(WireError::NotA(what));
+    }
+    let number = |at: usize| u32::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]));
+    Ok(WireVersion { version: number(4), readable_by: number(6) }.check(what, WIRE.version)?)
+}
+
+/// The body that asks for these blocks of one model.
+pub fn encode_keys(model: &ModelFingerprint, blocks: &[BlockHash]) -> Bytes {
+    let mut out = BytesMut::with_capacity(KEYS_HEADER + blocks.len() * 32);
+    put_version(&mut out, KEYS_MAGIC);
+    out.put_u32_le(blocks.len() as u32);
+    out.put_slice(model.as_bytes());
+    blocks.iter().for_each(|block| out.put_slice(block.as_bytes()));
+    out.freeze()
+}
+
+/// The keys that a body asks for.
+///
+/// # Errors
+/// When it is no list of keys.
+pub fn decode_keys(bytes: &[u8]) -> Result<Vec<BlockKey>, WireError> {
+    let Some((header, hashes)) = bytes.split_at_checked(KEYS_HEADER) else {
+        return Err(WireError::Length { len: bytes.len(), needed: KEYS_HEADER });
+    };
+    check_version(header, KEYS_MAGIC, "list of KV keys")?;
+    let count = u32::from_le_bytes([header[8], header[9], header[10], header[11]]) as usize;
+    if count > MAX_KEYS {
+        return Err(WireError::TooManyKeys(count));
+    }
+    if hashes.len() != count * 32 {
+        return Err(WireError::Length { len: bytes.len(), needed: KEYS_HEADER + count * 32 });
+    }
+    let mut model = [0; 32];
+    model.copy_from_slice(&header[12..]);
+    let model = ModelFingerprint::from_bytes(model);
+    let key = |hash: &[u8]| {
+        let mut block = [0; 32];
+        block.copy_from_slice(hash);
+        BlockKey { model, block: BlockHash::from_bytes(block) }
+    };
+    Ok(hashes.chunks_exact(32).map(key).collect())
+}
+
+/// What a put begins with; frames follow to the end of the body.
+pub fn encode_put_header(reason: PutReason) -> Bytes {
+    let mut out = BytesMut::with_capacity(PUT_HEADER);
+    put_version(&mut out, PUT_MAGIC);
+    let id = PutReason::ALL.iter().position(|&known| known == reason).unwrap_or(0);
+    out.put_u8(id as u8);
+    out.put_bytes(0, 7);
+    out.freeze()
+}
+
+/// One key's answer to a get.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Lookup<T> {
+    /// It is held.
+    Hit(T),
+    /// It is not.
+    Miss,
+    /// It may be: ask again, or do without.
+    Busy,
+}
+
+impl<T> Lookup<T> {
+    /// What was found.
+    pub fn hit(self) -> Option<T> {
+        match self {
+            Self::Hit(value) => Some(value),
+            Self::Miss | Self::Busy => None,
+        }
+    }
+}
+
+/// What goes before a frame, or in place of one, in the answer to a get.
+pub fn encode_record<T>(lookup: &Lookup<T>) -> Bytes {
+    const RECORDS: [[u8; RECORD_HEADER]; 3] = [[0; RECORD_HEADER], [1, 0, 0, 0, 0, 0, 0, 0], [2, 0, 0, 0, 0, 0, 0, 0]];
+    let record = match lookup {
+        Lookup::Hit(_) => &RECORDS[0],
+        Lookup::Miss => &RECORDS[1],
+        Lookup::Busy => &RECORDS[2],
+    };
+    Bytes::from_static(record)
+}
+
+/// Takes a body apart as it arrives.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    bytes: BytesMut,
+    header: Option<(FrameHeader, usize)>,
+    in_record: bool,
+}
+
+impl Decoder {
+    /// Adds what arrived.
+    pub fn push(&mut self, chunk: &[u8]) {
+        if let Some((header, len)) = &self.header {
+            // The whole frame at once, so that a large one is copied into place once.
+            self.bytes.reserve((len + header.payload_len).saturating_sub(self.bytes.len()).max(chunk.len()));
+        }
+        self.bytes.extend_from_slice(chunk);
+    }
+
+    /// Whether nothing is left over.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty() && !self.in_record
+    }
+
+    /// The reason at the start of a put; `None` until it is there.
+    ///
+    /// # Errors
+    /// When this is no put.
+    pub fn put_header(&mut self) -> Result<Option<PutReason>, WireError> {
+        if self.bytes.len() < PUT_HEADER {
+            return Ok(None);
+        }
+        check_version(&self.bytes, PUT_MAGIC, "put of KV frames")?;
+        let value = self.bytes[8];
+        let reason = PutReason::ALL.get(usize::from(value)).copied();
+        self.bytes.advance(PUT_HEADER);
+        reason.map(Some).ok_or(WireError::Unknown { what: "the reason", value })
+    }
+
+    /// The next frame; `None` until it is whole.
+    ///
+    /// # Errors
+    /// When what is there is no frame. Nothing after it can be read.
+    pub fn frame(&mut self) -> Result<Option<KvFrame>, WireError> {
+        let (header, len) = match self.header.take() {
+            Some(header) => header,
+            None => match FrameHeader::parse(&self.bytes) {
+                Ok(header) => header,
+                Err(FrameError::Short { .. }) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            },
+        };
+        if self.bytes.len() < len + header.payload_len {
+            self.header = Some((header, len));
+            return Ok(None);
+        }
+        self.bytes.advance(len);
+        let payload = self.bytes.split_to(header.payload_len).freeze();
+        Ok(Some(KvFrame { header, payload }))
+    }
+
+    /// The next key's answer; `None` until it is whole.
+    ///
+    /// # Errors
+    /// When what is there is none.
+    pub fn record(&mut self) -> Result<Option<Lookup<KvFrame>>, WireError> {
+        if !self.in_record {
+            if self.bytes.len() < RECORD_HEADER {
+                return Ok(None);
+            }
+            let value = self.bytes[0];
+            self.bytes.advance(RECORD_HEADER);
+            match value {
+                0 => self.in_record = true,
+                1 => return Ok(Some(Lookup::Miss)),
+                2 => return Ok(Some(Lookup::Busy)),
+                _ => return Err(WireError::Unknown { what: "the status", value }),
+            }
+        }
+        let frame = self.frame()?;
+        self.in_record = frame.is_none();
+        Ok(frame.map(Lookup::Hit))
+    }
+}
+
+#[cfg(test)]
+mod tests;
