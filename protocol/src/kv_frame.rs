@@ -26,8 +26,8 @@ const SUM: usize = 8;
 pub const MAX_HEADER: usize = 2048;
 /// Most tokens a block.
 pub const MAX_TOKENS: usize = 256;
-/// Largest payload that is read.
-pub const MAX_PAYLOAD: usize = 256 << 20;
+/// Largest payload that is read: eight times the block of a 7B model without shared heads.
+pub const MAX_PAYLOAD: usize = 64 << 20;
 
 /// What made a block: blocks of one class hold the same bits for the same tokens. Up to 16 ASCII letters, as
 /// `wgpu-int8-1f2e3d`.
@@ -132,28 +132,23 @@ pub struct FrameHeader {
 
 impl FrameHeader {
     /// Bytes of this header.
-    pub fn len(&self) -> usize {
+    pub fn encoded_len(&self) -> usize {
         header_len(self.identity.token_ids.len())
-    }
-
-    /// Never: for clippy's sake beside `len`.
-    pub fn is_empty(&self) -> bool {
-        false
     }
 
     /// Bytes of the whole frame.
     pub fn frame_len(&self) -> usize {
-        self.len() + self.payload_len
+        self.encoded_len() + self.payload_len
     }
 
     /// The header's bytes.
     pub fn encode(&self) -> Bytes {
         let BlockIdentity { key, parent, token_ids } = &self.identity;
-        let mut out = BytesMut::with_capacity(self.len());
+        let mut out = BytesMut::with_capacity(self.encoded_len());
         out.put_slice(&MAGIC);
         out.put_u16_le(WIRE.version as u16);
         out.put_u16_le(WIRE.readable_by as u16);
-        out.put_u16_le(self.len() as u16);
+        out.put_u16_le(self.encoded_len() as u16);
         out.put_u16_le(token_ids.len() as u16);
         out.put_u8(self.codec.id());
         out.put_bytes(0, 3);
@@ -218,7 +213,7 @@ impl FrameHeader {
         let wire = WireVersion { version: u32::from(number(4)), readable_by: u32::from(number(6)) };
         wire.check("a KV frame", WIRE.version)?;
         let len = usize::from(number(8));
-        if len < FIXED + SUM || len > MAX_HEADER {
+        if !(FIXED + SUM..=MAX_HEADER).contains(&len) {
             return Err(FrameError::OutOfBounds { what: "header length", value: len, most: MAX_HEADER });
         }
         Ok(len)
@@ -274,13 +269,8 @@ impl KvFrame {
     }
 
     /// Bytes of header and payload.
-    pub fn len(&self) -> usize {
-        self.header.len() + self.payload.len()
-    }
-
-    /// Never: for clippy's sake beside `len`.
-    pub fn is_empty(&self) -> bool {
-        false
+    pub fn encoded_len(&self) -> usize {
+        self.header.encoded_len() + self.payload.len()
     }
 
     /// Whether the payload is whole.

@@ -1,0 +1,528 @@
+//! The index: which block lies in which slot, and what each slot may be used for now.
+//!
+//! Behind one lock in the store; pure, and generic over what a segment is, so that the hand-over between readers and the
+//! writer is checked with loom (`tests/hand_over.rs`). A slot is free → claimed (the writer fills it, nobody finds it) →
+//! live (found, pinned by readers) → free. Invariants: a key leads to at most one live slot; a claimed slot has no pins; a
+//! pinned or leased slot is not claimed before its pin's or lease's deadline.
+//!
+//! Keys are kept as 16 of their bytes, beside the slots, and the table holds slot numbers: about 75 bytes a block in all.
+
+use hashbrown::HashTable;
+use protocol::BlockKey;
+
+use crate::eviction::{Eviction, MAX_USES, Queue, Residency, Residents};
+use crate::ghost::Ghost;
+use crate::policy::ADMITTED;
+
+/// Bits of a slot's number that tell it within its segment.
+const SLOT_BITS: u32 = 20;
+/// Most slots a segment.
+pub const MAX_SLOTS: usize = 1 << SLOT_BITS;
+/// Most segments.
+pub const MAX_SEGMENTS: usize = 1 << (32 - SLOT_BITS);
+
+/// A slot of the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SlotId(u32);
+
+impl SlotId {
+    fn new(segment: usize, index: usize) -> Self {
+        Self((segment as u32) << SLOT_BITS | index as u32)
+    }
+
+    /// Its segment.
+    pub fn segment(self) -> usize {
+        (self.0 >> SLOT_BITS) as usize
+    }
+
+    /// Its place there.
+    pub fn index(self) -> usize {
+        self.0 as usize % MAX_SLOTS
+    }
+}
+
+/// 16 bytes of a key: block and model mixed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ShortKey([u8; 16]);
+
+impl ShortKey {
+    /// Of a whole key.
+    pub fn of(key: &BlockKey) -> Self {
+        let mut short = [0; 16];
+        for (out, (a, b)) in short.iter_mut().zip(key.block.as_bytes().iter().zip(key.model.as_bytes())) {
+            *out = a ^ b;
+        }
+        Self(short)
+    }
+
+    /// Names are hashes already.
+    pub(super) fn hash(self) -> u64 {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&self.0[..8]);
+        u64::from_le_bytes(bytes)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Free,
+    Claimed,
+    Live,
+}
+
+#[derive(Clone, Debug)]
+struct Slot {
+    key: ShortKey,
+    state: State,
+    uses: u8,
+    pins: u16,
+    /// Seconds of the store's clock until which a pin, or a lease, keeps it.
+    pinned_until: u32,
+    leased_until: u32,
+}
+
+const FREE: Slot =
+    Slot { key: ShortKey([0; 16]), state: State::Free, uses: 0, pins: 0, pinned_until: 0, leased_until: 0 };
+
+#[derive(Debug)]
+struct Segment<S> {
+    handle: S,
+    class: usize,
+    slots: Vec<Slot>,
+}
+
+/// Sizes of slots that share segments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotShape {
+    /// Bytes of a slot's header at the front of its segment.
+    pub front_bytes: usize,
+    /// Bytes of a slot.
+    pub slot_bytes: usize,
+}
+
+#[derive(Debug)]
+struct Class {
+    shape: SlotShape,
+    free: Vec<SlotId>,
+    eviction: Eviction,
+    /// Claims since segments were last moved between classes.
+    claims: u64,
+}
+
+/// What becomes of a put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claim {
+    /// The block is there.
+    Present,
+    /// It was seen for the first time.
+    NotAdmitted,
+    /// It goes here. Where `evicted`, another block was here.
+    Slot {
+        /// Where.
+        slot: SlotId,
+        /// Whether a block made room.
+        evicted: bool,
+    },
+    /// It needs a segment of this class first.
+    NeedsSegment,
+    /// All slots are being read, leased or written.
+    Busy,
+}
+
+/// The index of one store.
+#[derive(Debug)]
+pub struct Slots<S> {
+    table: HashTable<u32>,
+    segments: Vec<Option<Segment<S>>>,
+    classes: Vec<Class>,
+    ghost: Ghost,
+    num_live: usize,
+}
+
+/// The slots of all segments as eviction sees them, at a time.
+struct At<'a, S>(&'a mut [Option<Segment<S>>], u32);
+
+impl<S> Residents for At<'_, S> {
+    fn residency(&self, id: u32) -> Residency {
+        match slot_of(self.0, SlotId(id)) {
+            Some(slot) if slot.state != State::Live => Residency::Gone,
+            Some(slot) if slot.is_held(self.1) => Residency::Held,
+            Some(slot) => Residency::Uses(slot.uses),
+            None => Residency::Gone,
+        }
+    }
+
+    fn set_uses(&mut self, id: u32, uses: u8) {
+        if let Some(slot) = slot_of_mut(self.0, SlotId(id)) {
+            slot.uses = uses;
+        }
+    }
+}
+
+impl Slot {
+    fn is_held(&self, now: u32) -> bool {
+        (self.pins > 0 && now < self.pinned_until) || now < self.leased_until
+    }
+}
+
+fn slot_of<S>(segments: &[Option<Segment<S>>], id: SlotId) -> Option<&Slot> {
+    segments.get(id.segment())?.as_ref()?.slots.get(id.index())
+}
+
+fn slot_of_mut<S>(segments: &mut [Option<Segment<S>>], id: SlotId) -> Option<&mut Slot> {
+    segments.get_mut(id.segment())?.as_mut()?.slots.get_mut(id.index())
+}
+
+impl<S: Clone> Slots<S> {
+    /// An empty index whose ghost list remembers so many keys.
+    pub fn new(num_remembered: usize) -> Self {
+        let (table, segments, classes) = (HashTable::new(), Vec::new(), Vec::new());
+        Self { table, segments, classes, ghost: Ghost::new(num_remembered), num_live: 0 }
+    }
+
+    /// Blocks held.
+    pub fn len(&self) -> usize {
+        self.num_live
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.num_live == 0
+    }
+
+    /// Bytes of memory that the index takes.
+    pub fn memory_bytes(&self) -> usize {
+        let slots: usize = self.segments.iter().flatten().map(|segment| segment.slots.len() * size_of::<Slot>()).sum();
+        let queues: usize =
+            self.classes.iter().map(|class| class.eviction.memory_bytes() + class.free.capacity() * 4).sum();
+        slots + queues + self.table.capacity() * 8 / 7 * 5 + self.ghost.memory_bytes()
+    }
+
+    fn find(&self, key: ShortKey) -> Option<SlotId> {
+        let same = |&id: &u32| slot_of(&self.segments, SlotId(id)).is_some_and(|slot| slot.key == key);
+        self.table.find(key.hash(), same).map(|&id| SlotId(id))
+    }
+
+    /// Whether a block is held.
+    pub fn contains(&self, key: ShortKey) -> bool {
+        self.find(key).is_some()
+    }
+
+    /// Finds a block and keeps its slot from being claimed until it is unpinned, or until the deadline.
+    pub fn pin(&mut self, key: ShortKey, until: u32) -> Option<(SlotId, S)> {
+        let id = self.find(key)?;
+        let segment = self.segments.get_mut(id.segment())?.as_mut()?;
+        let slot = segment.slots.get_mut(id.index())?;
+        slot.uses = (slot.uses + 1).min(MAX_USES);
+        slot.pins = slot.pins.saturating_add(1);
+        slot.pinned_until = slot.pinned_until.max(until);
+        Some((id, segment.handle.clone()))
+    }
+
+    /// Ends a pin. One that outlived its deadline, and whose slot was claimed since, ends nothing.
+    pub fn unpin(&mut self, id: SlotId, key: ShortKey) {
+        if let Some(slot) = slot_of_mut(&mut self.segments, id).filter(|slot| slot.key == key) {
+            slot.pins = slot.pins.saturating_sub(1);
+        }
+    }
+
+    /// Keeps a block until a time; false where it is not held.
+    pub fn lease(&mut self, key: ShortKey, until: u32) -> bool {
+        let Some(id) = self.find(key) else { return false };
+        let Some(slot) = slot_of_mut(&mut self.segments, id) else { return false };
+        slot.leased_until = slot.leased_until.max(until);
+        true
+    }
+
+    /// The class of slots of this shape.
+    pub fn class(&mut self, shape: SlotShape) -> usize {
+        if let Some(class) = self.classes.iter().position(|class| class.shape == shape) {
+            return class;
+        }
+        self.classes.push(Class { shape, free: Vec::new(), eviction: Eviction::default(), claims: 0 });
+        self.classes.len() - 1
+    }
+
+    /// Takes a slot for a block that was touched so often; `can_grow` tells whether another segment may be made.
+    pub fn claim(&mut self, class: usize, key: ShortKey, touches: u32, can_grow: bool, now: u32) -> Claim {
+        if let Some(id) = self.find(key) {
+            if let Some(slot) = slot_of_mut(&mut self.segments, id) {
+                slot.uses = (slot.uses + 1).min(MAX_USES);
+            }
+            return Claim::Present;
+        }
+        let was_remembered = self.ghost.take(key.hash());
+        if touches + u32::from(was_remembered) < ADMITTED {
+            self.ghost.note(key.hash());
+            return Claim::NotAdmitted;
+        }
+        self.classes[class].claims += 1;
+        let claim = self.place(class, can_grow, now);
+        match claim {
+            Claim::Slot { slot: id, .. } => {
+                if let Some(slot) = slot_of_mut(&mut self.segments, id) {
+                    *slot = Slot { key, state: State::Claimed, uses: u8::from(was_remembered), ..FREE };
+                }
+            }
+            // It will be tried again.
+            _ if was_remembered => self.ghost.note(key.hash()),
+            _ => {}
+        }
+        claim
+    }
+
+    fn place(&mut self, class: usize, can_grow: bool, now: u32) -> Claim {
+        if let Some(slot) = self.classes[class].free.pop() {
+            return Claim::Slot { slot, evicted: false };
+        }
+        if can_grow {
+            return Claim::NeedsSegment;
+        }
+        let victim = self.classes[class].eviction.victim(&mut At(&mut self.segments, now));
+        let Some((id, queue)) = victim else { return Claim::Busy };
+        let slot = SlotId(id);
+        if let Some(key) = self.unlink(slot)
+            && queue == Queue::Small
+        {
+            self.ghost.note(key.hash());
+        }
+        Claim::Slot { slot, evicted: true }
+    }
+
+    /// Takes a live slot out of the table.
+    fn unlink(&mut self, id: SlotId) -> Option<ShortKey> {
+        let slot = slot_of_mut(&mut self.segments, id).filter(|slot| slot.state == State::Live)?;
+        let key = slot.key;
+        *slot = FREE;
+        if let Ok(entry) = self.table.find_entry(key.hash(), |&found| found == id.0) {
+            entry.remove();
+        }
+        self.num_live -= 1;
+        Some(key)
+    }
+
+    /// The writer has filled a claimed slot: it can be found.
+    pub fn publish(&mut self, id: SlotId) {
+        let Some(segment) = self.segments.get_mut(id.segment()).and_then(Option::as_mut) else { return };
+        let class = segment.class;
+        let Some(slot) = segment.slots.get_mut(id.index()).filter(|slot| slot.state == State::Claimed) else { return };
+        slot.state = State::Live;
+        let (key, was_remembered) = (slot.key, slot.uses > 0);
+        self.link(key, id);
+        self.classes[class].eviction.insert(id.0, was_remembered);
+    }
+
+    fn link(&mut self, key: ShortKey, id: SlotId) {
+        let segments = &self.segments;
+        let hash = |&id: &u32| slot_of(segments, SlotId(id)).map_or(0, |slot| slot.key.hash());
+        self.table.insert_unique(key.hash(), id.0, hash);
+        self.num_live += 1;
+    }
+
+    /// A claimed slot was not filled, or a live one is damaged: it is free.
+    pub fn release(&mut self, id: SlotId) {
+        let state = slot_of(&self.segments, id).map(|slot| slot.state);
+        let Some(segment) = self.segments.get(id.segment()).and_then(Option::as_ref) else { return };
+        let class = segment.class;
+        match state {
+            Some(State::Claimed) => {
+                if let Some(slot) = slot_of_mut(&mut self.segments, id) {
+                    *slot = FREE;
+                }
+            }
+            Some(State::Live) => {
+                self.unlink(id);
+                self.classes[class].eviction.retain(|queued| queued != id.0);
+            }
+            Some(State::Free) | None => return,
+        }
+        self.classes[class].free.push(id);
+    }
+
+    /// Adds a segment of free slots; `None` where there are too many.
+    pub fn add_segment(&mut self, class: usize, handle: S, num_slots: usize) -> Option<usize> {
+        let number = self.segments.iter().position(Option::is_none).unwrap_or(self.segments.len());
+        if number >= MAX_SEGMENTS || num_slots > MAX_SLOTS {
+            return None;
+        }
+        let segment = Segment { handle, class, slots: vec![FREE; num_slots] };
+        self.table.reserve(num_slots, |&id| slot_of(&self.segments, SlotId(id)).map_or(0, |slot| slot.key.hash()));
+        match self.segments.get_mut(number) {
+            Some(place) => *place = Some(segment),
+            None => self.segments.push(Some(segment)),
+        }
+        // Popped from the end: the first slot first.
+        self.classes[class].free.extend((0..num_slots).rev().map(|index| SlotId::new(number, index)));
+        Some(number)
+    }
+
+    /// Enters a block that was found in a slot of a segment at start; false where its key is there already.
+    pub fn restore(&mut self, segment: usize, index: usize, key: ShortKey) -> bool {
+        let id = SlotId::new(segment, index);
+        if self.find(key).is_some() {
+            return false;
+        }
+        let Some(slot) = slot_of_mut(&mut self.segments, id) else { return false };
+        *slot = Slot { key, state: State::Live, ..FREE };
+        self.link(key, id);
+        let class = self.segments[segment].as_ref().map_or(0, |segment| segment.class);
+        self.classes[class].eviction.insert(id.0, false);
+        true
+    }
+
+    /// After the last `restore`: slots that hold a block are not free.
+    pub fn settle(&mut self) {
+        for class in &mut self.classes {
+            class.free.retain(|&id| slot_of(&self.segments, id).is_some_and(|slot| slot.state == State::Free));
+        }
+    }
+
+    /// Takes a segment out with all that it holds.
+    pub fn remove_segment(&mut self, number: usize) -> Option<S> {
+        let segment = self.segments.get_mut(number)?.take()?;
+        self.table.retain(|&mut id| SlotId(id).segment() != number);
+        self.num_live -= segment.slots.iter().filter(|slot| slot.state == State::Live).count();
+        let class = &mut self.classes[segment.class];
+        class.free.retain(|id| id.segment() != number);
+        class.eviction.retain(|id| SlotId(id).segment() != number);
+        Some(segment.handle)
+    }
+
+    /// The segment that a class without room, or with far more puts for each of its segments, takes over from another:
+    /// the one with the fewest blocks, none of which is held. `None` where the present division does.
+    pub fn segment_to_take(&mut self, class: usize, now: u32) -> Option<usize> {
+        let count = |of: usize| self.segments.iter().flatten().filter(|segment| segment.class == of).count();
+        let own = count(class);
+        let rate = |of: usize, segments: usize| self.classes[of].claims as f64 / segments.max(1) as f64;
+        let donors = (0..self.classes.len()).filter(|&of| of != class && count(of) > 0);
+        let donor = donors.min_by(|&a, &b| rate(a, count(a)).total_cmp(&rate(b, count(b))))?;
+        let is_due =
+            own == 0 || (self.classes[class].claims > 256 && rate(class, own) > 2.0 * rate(donor, count(donor)));
+        if !is_due {
+            return None;
+        }
+        self.classes.iter_mut().for_each(|class| class.claims = 0);
+        let is_free = |slot: &Slot| slot.state != State::Claimed && !slot.is_held(now);
+        let numbered =
+            self.segments.iter().enumerate().filter_map(|(number, segment)| Some((number, segment.as_ref()?)));
+        let takeable = numbered.filter(|(_, segment)| segment.class == donor && segment.slots.iter().all(is_free));
+        let live = |segment: &Segment<S>| segment.slots.iter().filter(|slot| slot.state == State::Live).count();
+        takeable.min_by_key(|(_, segment)| live(segment)).map(|(number, _)| number)
+    }
+
+    /// The segment of a slot.
+    pub fn handle(&self, id: SlotId) -> Option<S> {
+        Some(self.segments.get(id.segment())?.as_ref()?.handle.clone())
+    }
+
+    /// Every segment, with how many blocks it holds and how many it could.
+    pub fn segments(&self) -> impl Iterator<Item = (usize, &S, usize, usize)> {
+        let live = |segment: &Segment<S>| segment.slots.iter().filter(|slot| slot.state == State::Live).count();
+        let numbered = self.segments.iter().enumerate();
+        numbered.filter_map(move |(number, segment)| {
+            let segment = segment.as_ref()?;
+            Some((number, &segment.handle, live(segment), segment.slots.len()))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: SlotShape = SlotShape { front_bytes: 256, slot_bytes: 4096 };
+
+    fn key(number: u8) -> ShortKey {
+        ShortKey([number; 16])
+    }
+
+    fn store(slots: &mut Slots<u8>, number: u8) -> Claim {
+        let class = slots.class(SHAPE);
+        let claim = slots.claim(class, key(number), ADMITTED, false, 0);
+        if let Claim::Slot { slot, .. } = claim {
+            slots.publish(slot);
+        }
+        claim
+    }
+
+    fn with_slots(num_slots: usize) -> Slots<u8> {
+        let mut slots = Slots::new(100);
+        let class = slots.class(SHAPE);
+        assert_eq!(slots.claim(class, key(0), ADMITTED, true, 0), Claim::NeedsSegment);
+        slots.add_segment(class, 7, num_slots).unwrap();
+        slots
+    }
+
+    #[test]
+    fn a_claimed_slot_is_found_once_it_is_published() {
+        let mut slots = with_slots(2);
+        let Claim::Slot { slot, evicted: false } = slots.claim(0, key(1), ADMITTED, false, 0) else { panic!() };
+        assert!(!slots.contains(key(1)));
+        slots.publish(slot);
+        assert_eq!((slots.pin(key(1), 9), slots.claim(0, key(1), 1, false, 0)), (Some((slot, 7)), Claim::Present));
+        slots.release(slot);
+        assert!(slots.is_empty() && slots.classes[0].free.len() == 2);
+    }
+
+    #[test]
+    fn what_is_seen_once_is_remembered_and_admitted_the_second_time() {
+        let mut slots = with_slots(1);
+        assert_eq!(slots.claim(0, key(1), 1, false, 0), Claim::NotAdmitted);
+        assert!(matches!(slots.claim(0, key(1), 1, false, 0), Claim::Slot { .. }));
+    }
+
+    #[test]
+    fn pinned_and_leased_slots_stay_until_their_deadline() {
+        let mut slots = with_slots(2);
+        store(&mut slots, 1);
+        store(&mut slots, 2);
+        let (pinned, _) = slots.pin(key(1), 30).unwrap();
+        assert!(slots.lease(key(2), 10) && !slots.lease(key(9), 10));
+        assert_eq!(slots.claim(0, key(3), ADMITTED, false, 9), Claim::Busy);
+        let Claim::Slot { slot, evicted: true } = slots.claim(0, key(3), ADMITTED, false, 10) else { panic!() };
+        assert!(slot != pinned && !slots.contains(key(2)) && slots.contains(key(1)));
+        slots.publish(slot);
+        slots.lease(key(3), 100);
+        // The reader never came back: its slot is used again, and its late end does not touch the new block's pins.
+        assert_eq!(slots.claim(0, key(4), ADMITTED, false, 30), Claim::Slot { slot: pinned, evicted: true });
+        slots.publish(pinned);
+        slots.pin(key(4), 60).unwrap();
+        slots.unpin(pinned, key(1));
+        assert_eq!(slots.claim(0, key(5), ADMITTED, false, 40), Claim::Busy);
+        slots.unpin(pinned, key(4));
+        assert!(matches!(slots.claim(0, key(5), ADMITTED, false, 40), Claim::Slot { .. }));
+    }
+
+    #[test]
+    fn a_class_without_room_takes_a_segment_from_another() {
+        let mut slots = with_slots(4);
+        for number in 1..5 {
+            store(&mut slots, number);
+        }
+        let other = slots.class(SlotShape { front_bytes: 256, slot_bytes: 8192 });
+        assert_eq!(slots.claim(other, key(50), ADMITTED, false, 0), Claim::Busy);
+        slots.pin(key(1), 5).unwrap();
+        assert_eq!(slots.segment_to_take(other, 0), None, "one of its blocks is being read");
+        let taken = slots.segment_to_take(other, 5).unwrap();
+        assert_eq!((slots.remove_segment(taken), slots.len()), (Some(7), 0));
+        slots.add_segment(other, 8, 2).unwrap();
+        assert!(matches!(slots.claim(other, key(50), ADMITTED, false, 0), Claim::Slot { .. }));
+        assert_eq!(slots.segment_to_take(0, 5), None, "what is claimed stays");
+    }
+
+    #[test]
+    fn the_index_takes_less_than_a_hundred_bytes_a_block() {
+        let mut slots = Slots::new(1 << 20);
+        let class = slots.class(SHAPE);
+        slots.add_segment(class, 0, MAX_SLOTS).unwrap();
+        for number in 0..MAX_SLOTS as u64 {
+            let mut key = [0; 16];
+            key[..8].copy_from_slice(&number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
+            slots.ghost.note(number);
+            slots.restore(0, number as usize, ShortKey(key));
+        }
+        slots.settle();
+        let bytes = slots.memory_bytes() as f64 / MAX_SLOTS as f64;
+        assert!(slots.len() == MAX_SLOTS && bytes < 100.0, "{bytes} bytes");
+    }
+}

@@ -1,0 +1,172 @@
+//! The one thread that writes: takes a place for each block, fills it, and only then lets it be found.
+//!
+//! Fed by `DiskStore::put` through a bounded queue. A disk that refuses makes the cache smaller, never a caller fail.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use protocol::{KvFrame, PutOutcome};
+use tokio::sync::{mpsc, oneshot};
+
+use super::Inner;
+use super::maintenance::{self, Compacted};
+use super::recovery::EXTENSION;
+use super::segment::{self, Segment};
+use super::slots::{Claim, ShortKey, SlotId, SlotShape};
+
+/// Seconds after which a disk that refused a file is asked again.
+const RETRY_SECONDS: u64 = 60;
+
+/// What the writer does next.
+#[derive(Debug)]
+pub(super) enum WriteJob {
+    /// A block, and how often it was touched.
+    Frame { frame: KvFrame, touches: u32, reply: oneshot::Sender<PutOutcome> },
+    /// All that was written, to the medium.
+    Sync { reply: oneshot::Sender<()> },
+    /// Gives back what is nearly empty.
+    Compact { reply: oneshot::Sender<Compacted> },
+}
+
+pub(super) fn run(inner: &Inner, mut jobs: mpsc::Receiver<WriteJob>) {
+    while let Some(job) = jobs.blocking_recv() {
+        // Who asked may be gone; the block is stored all the same.
+        match job {
+            WriteJob::Frame { frame, touches, reply } => drop(reply.send(put(inner, &frame, touches))),
+            WriteJob::Sync { reply } => {
+                sync(inner);
+                let _gone = reply.send(());
+            }
+            WriteJob::Compact { reply } => drop(reply.send(maintenance::compact(inner))),
+        }
+    }
+}
+
+fn sync(inner: &Inner) {
+    let segments: Vec<Arc<Segment>> = inner.slots().segments().map(|(_, segment, ..)| Arc::clone(segment)).collect();
+    for segment in segments {
+        if let Err(error) = segment.sync() {
+            tracing::warn!(path = %segment.path().display(), %error, "a KV segment was not synced");
+        }
+    }
+}
+
+fn put(inner: &Inner, frame: &KvFrame, touches: u32) -> PutOutcome {
+    let shape = segment::shape_of(&frame.header);
+    let smallest = segment::file_bytes(shape, 1) as u64;
+    if smallest > inner.config.capacity_bytes {
+        return PutOutcome::Refused;
+    }
+    // A segment that was just made can be taken by nobody else: two rounds are enough, a third is for a stolen one.
+    for _ in 0..3 {
+        match claim(inner, frame, shape, touches) {
+            Claim::Present => return PutOutcome::Present,
+            Claim::NotAdmitted => return PutOutcome::NotAdmitted,
+            Claim::Slot { slot, evicted } => {
+                inner.stats().evicted += u64::from(evicted);
+                return fill(inner, slot, frame, inner.next_stamp.fetch_add(1, Ordering::Relaxed));
+            }
+            Claim::NeedsSegment => {
+                if !grow(inner, shape) {
+                    pause_growth(inner);
+                }
+            }
+            Claim::Busy => {
+                if !take_over(inner, shape) {
+                    return PutOutcome::Busy;
+                }
+            }
+        }
+    }
+    PutOutcome::Busy
+}
+
+fn claim(inner: &Inner, frame: &KvFrame, shape: SlotShape, touches: u32) -> Claim {
+    let now = inner.now();
+    let smallest = segment::file_bytes(shape, 1) as u64;
+    let room = inner.config.capacity_bytes.saturating_sub(inner.allocated.load(Ordering::Relaxed));
+    let can_grow = room >= smallest && u64::from(now) >= inner.no_growth_until.load(Ordering::Relaxed);
+    let mut slots = inner.slots();
+    let class = slots.class(shape);
+    if !can_grow && let Some(number) = slots.segment_to_take(class, now) {
+        let removed = slots.remove_segment(number);
+        drop(slots);
+        if let Some(segment) = removed {
+            delete(inner, &segment);
+        }
+        return if grow(inner, shape) { claim(inner, frame, shape, touches) } else { Claim::Busy };
+    }
+    slots.claim(class, ShortKey::of(&frame.header.identity.key), touches, can_grow, now)
+}
+
+/// Gives a class whose slots are all held a segment of another class, where one can be had.
+fn take_over(inner: &Inner, shape: SlotShape) -> bool {
+    let mut slots = inner.slots();
+    let class = slots.class(shape);
+    let Some(number) = slots.segment_to_take(class, inner.now()) else { return false };
+    let removed = slots.remove_segment(number);
+    drop(slots);
+    if let Some(segment) = removed {
+        delete(inner, &segment);
+    }
+    grow(inner, shape)
+}
+
+pub(super) fn delete(inner: &Inner, segment: &Segment) {
+    inner.allocated.fetch_sub(segment.num_bytes(), Ordering::Relaxed);
+    if let Err(error) = std::fs::remove_file(segment.path()) {
+        tracing::warn!(path = %segment.path().display(), %error, "a KV segment was not deleted");
+    }
+}
+
+/// Makes a segment of at most what is left of the cap.
+fn grow(inner: &Inner, shape: SlotShape) -> bool {
+    let room = inner.config.capacity_bytes.saturating_sub(inner.allocated.load(Ordering::Relaxed));
+    let mut num_slots = segment::slots_in(shape, inner.segment_bytes.min(room) as usize);
+    while num_slots > 1 && segment::file_bytes(shape, num_slots) as u64 > room {
+        num_slots -= 1;
+    }
+    let bytes = segment::file_bytes(shape, num_slots) as u64;
+    if bytes > room {
+        return false;
+    }
+    let number = inner.next_file.fetch_add(1, Ordering::Relaxed);
+    let path = inner.config.directory.join(format!("{number:08}.{EXTENSION}"));
+    match Segment::create(path.clone(), shape, num_slots) {
+        Ok(segment) => {
+            let mut slots = inner.slots();
+            let class = slots.class(shape);
+            let added = slots.add_segment(class, Arc::clone(&segment), num_slots).is_some();
+            drop(slots);
+            inner.allocated.fetch_add(bytes, Ordering::Relaxed);
+            if !added {
+                delete(inner, &segment);
+            }
+            added
+        }
+        Err(error) => {
+            let used = inner.allocated.load(Ordering::Relaxed);
+            tracing::warn!(path = %path.display(), %error, bytes, used, "the KV cache on disk stays smaller than its cap");
+            false
+        }
+    }
+}
+
+fn pause_growth(inner: &Inner) {
+    inner.no_growth_until.store(u64::from(inner.now()) + RETRY_SECONDS, Ordering::Relaxed);
+}
+
+pub(super) fn fill(inner: &Inner, slot: SlotId, frame: &KvFrame, stamp: u64) -> PutOutcome {
+    let Some(segment) = inner.slots().handle(slot) else { return PutOutcome::Busy };
+    match segment.write(slot.index(), frame, stamp) {
+        Ok(()) => {
+            inner.slots().publish(slot);
+            PutOutcome::Stored
+        }
+        Err(error) => {
+            inner.slots().release(slot);
+            tracing::warn!(path = %segment.path().display(), %error, "a KV block was not written");
+            PutOutcome::Refused
+        }
+    }
+}

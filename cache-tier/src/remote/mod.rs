@@ -1,0 +1,284 @@
+//! A store in another process, over `/kv/v1`: `--kv-tier URL`.
+//!
+//! Invariant: it never makes its caller wait beyond its deadlines, and after a failure it is not asked again for a while:
+//! the answer is busy at once. Connections are kept and used again; the transport is behind one trait.
+
+mod connection;
+
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use hyper::{Response, StatusCode};
+use protocol::kv_frame::KvFrame;
+use protocol::kv_wire::{self, Decoder, LeaseAnswer, PutAnswer};
+use protocol::{BlockHash, BlockKey, Lookup, Prefix, PutOutcome, PutReason};
+use tokio::time::Instant;
+
+use crate::policy::Place;
+use crate::store::{PlaceStats, Store};
+use connection::Connections;
+pub use connection::{Connector, Io, RemoteUrl, TcpConnector, TlsConnector};
+
+/// Deadlines of a remote store.
+#[derive(Clone, Copy, Debug)]
+pub struct RemoteLimits {
+    /// A connection, and the answer to a lookup or lease.
+    pub answer: Duration,
+    /// Between two pieces of a get's answer.
+    pub piece: Duration,
+    /// A put as a whole.
+    pub put: Duration,
+    /// After the first failure it is not asked for so long; the time doubles with each further one.
+    pub first_pause: Duration,
+    /// Longest such pause.
+    pub longest_pause: Duration,
+}
+
+impl Default for RemoteLimits {
+    fn default() -> Self {
+        Self {
+            answer: Duration::from_secs(1),
+            piece: Duration::from_secs(2),
+            put: Duration::from_secs(10),
+            first_pause: Duration::from_millis(500),
+            longest_pause: Duration::from_secs(30),
+        }
+    }
+}
+
+/// A failed request to the tier.
+#[derive(Debug, thiserror::Error)]
+pub enum RemoteError {
+    /// It did not answer in time.
+    #[error("no answer within {0:?}")]
+    Timeout(Duration),
+    /// The connection failed.
+    #[error("{0}")]
+    Connection(String),
+    /// It refused.
+    #[error("{status}: {message}")]
+    Refused {
+        /// Its status.
+        status: StatusCode,
+        /// Its words.
+        message: String,
+    },
+    /// Its answer cannot be read.
+    #[error("its answer is not understood: {0}")]
+    Garbage(String),
+}
+
+#[derive(Debug)]
+struct Health {
+    failures: u32,
+    paused_until: Option<Instant>,
+}
+
+/// The client.
+pub struct RemoteStore {
+    connections: Connections,
+    limits: RemoteLimits,
+    health: Mutex<Health>,
+    stats: Mutex<PlaceStats>,
+}
+
+impl RemoteStore {
+    /// A store that is reached through a connector.
+    pub fn new(connector: Arc<dyn Connector>, token: Option<&str>, limits: RemoteLimits) -> Self {
+        Self {
+            connections: Connections::new(connector, token),
+            limits,
+            health: Mutex::new(Health { failures: 0, paused_until: None }),
+            stats: Mutex::new(PlaceStats::new(Place::Remote)),
+        }
+    }
+
+    fn health(&self) -> MutexGuard<'_, Health> {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn counted(&self) -> MutexGuard<'_, PlaceStats> {
+        self.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_paused(&self) -> bool {
+        self.health().paused_until.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Notes how a request went.
+    fn note<T>(&self, what: &str, result: Result<T, RemoteError>) -> Option<T> {
+        let mut health = self.health();
+        match result {
+            Ok(value) => {
+                if health.failures > 0 {
+                    tracing::info!(tier = self.connections.address(), "the KV tier answers again");
+                }
+                *health = Health { failures: 0, paused_until: None };
+                Some(value)
+            }
+            Err(error) => {
+                let pause = self.limits.first_pause.saturating_mul(1 << health.failures.min(16));
+                let pause = pause.min(self.limits.longest_pause);
+                health.failures += 1;
+                health.paused_until = Some(Instant::now() + pause);
+                let failures = health.failures;
+                tracing::warn!(tier = self.connections.address(), what, %error, failures, ?pause, "the KV tier failed");
+                None
+            }
+        }
+    }
+
+    /// One request; dropping it gives its connection up.
+    async fn ask(&self, path: &str, body: Vec<Bytes>, limit: Duration) -> Result<Response<Incoming>, RemoteError> {
+        let response = within(limit, self.connections.post(path, body)).await?;
+        if response.status() == StatusCode::OK {
+            return Ok(response);
+        }
+        let status = response.status();
+        let body = within(limit, read_all(response, 64 << 10)).await.unwrap_or_default();
+        let message = serde_json::from_slice::<serde_json::Value>(&body)
+            .map_or_else(|_| String::from_utf8_lossy(&body).into_owned(), |body| body["error"]["message"].to_string());
+        Err(RemoteError::Refused { status, message })
+    }
+
+    async fn ask_json<T: serde::de::DeserializeOwned>(
+        &self,
+        path: &str,
+        body: Vec<Bytes>,
+        limit: Duration,
+    ) -> Result<T, RemoteError> {
+        let response = self.ask(path, body, limit).await?;
+        let bytes = within(limit, read_all(response, 1 << 20)).await?;
+        serde_json::from_slice(&bytes).map_err(|error| RemoteError::Garbage(error.to_string()))
+    }
+
+    async fn fetch(&self, keys: &[BlockKey], answers: &mut Vec<Lookup<KvFrame>>) -> Result<(), RemoteError> {
+        let mut body = self.ask("/kv/v1/get", vec![keys_body(keys)], self.limits.piece).await?.into_body();
+        let mut decoder = Decoder::default();
+        while answers.len() < keys.len() {
+            let piece = tokio::time::timeout(self.limits.piece, body.frame()).await;
+            let Some(piece) = piece.map_err(|_| RemoteError::Timeout(self.limits.piece))? else {
+                return Err(RemoteError::Garbage(format!("it ends after {} of {} blocks", answers.len(), keys.len())));
+            };
+            let piece = piece.map_err(|error| RemoteError::Connection(error.to_string()))?;
+            let Ok(piece) = piece.into_data() else { continue };
+            decoder.push(&piece);
+            while let Some(lookup) = decoder.record().map_err(|error| RemoteError::Garbage(error.to_string()))? {
+                let Some(key) = keys.get(answers.len()) else {
+                    return Err(RemoteError::Garbage("it has more blocks than were asked for".into()));
+                };
+                answers.push(self.checked(key, lookup));
+            }
+        }
+        // The end of the body, so that the connection can be used again.
+        drop(within(self.limits.piece, async { Ok(body.frame().await.is_none()) }).await);
+        Ok(())
+    }
+
+    /// A block that is damaged or another's is none.
+    fn checked(&self, key: &BlockKey, lookup: Lookup<KvFrame>) -> Lookup<KvFrame> {
+        match lookup {
+            Lookup::Hit(frame) if frame.header.identity.key != *key || frame.check().is_err() => {
+                tracing::warn!(tier = self.connections.address(), block = %key.block, "the KV tier sent a damaged block");
+                self.counted().damaged += 1;
+                Lookup::Miss
+            }
+            lookup => lookup,
+        }
+    }
+}
+
+async fn within<T>(limit: Duration, work: impl Future<Output = Result<T, RemoteError>>) -> Result<T, RemoteError> {
+    tokio::time::timeout(limit, work).await.unwrap_or(Err(RemoteError::Timeout(limit)))
+}
+
+async fn read_all(response: Response<Incoming>, limit: usize) -> Result<Bytes, RemoteError> {
+    let body = http_body_util::Limited::new(response.into_body(), limit).collect().await;
+    Ok(body.map_err(|error| RemoteError::Garbage(error.to_string()))?.to_bytes())
+}
+
+/// The body of keys, all of one model.
+fn keys_body(keys: &[BlockKey]) -> Bytes {
+    let Some(first) = keys.first() else { return Bytes::new() };
+    let blocks: Vec<BlockHash> = keys.iter().map(|key| key.block).collect();
+    kv_wire::encode_keys(&first.model, &blocks)
+}
+
+impl Store for RemoteStore {
+    fn place(&self) -> Place {
+        Place::Remote
+    }
+
+    fn lookup<'a>(&'a self, keys: &'a [BlockKey]) -> BoxFuture<'a, Prefix> {
+        Box::pin(async move {
+            if keys.is_empty() {
+                return Prefix::default();
+            }
+            let busy = Prefix { num_blocks: 0, busy: true };
+            if self.is_paused() {
+                return busy;
+            }
+            let keys = &keys[..keys.len().min(kv_wire::MAX_KEYS)];
+            let found = self.ask_json::<Prefix>("/kv/v1/lookup", vec![keys_body(keys)], self.limits.answer).await;
+            let found = self.note("lookup", found).unwrap_or(busy);
+            Prefix { num_blocks: found.num_blocks.min(keys.len()), ..found }
+        })
+    }
+
+    fn get<'a>(&'a self, keys: &'a [BlockKey]) -> BoxFuture<'a, Vec<Lookup<KvFrame>>> {
+        Box::pin(async move {
+            let mut answers = Vec::with_capacity(keys.len());
+            if !keys.is_empty() && !self.is_paused() {
+                let asked = &keys[..keys.len().min(kv_wire::MAX_KEYS)];
+                let fetched = self.fetch(asked, &mut answers).await;
+                self.note("get", fetched);
+            }
+            // What came before a failure is whole and is used.
+            answers.resize_with(keys.len(), || Lookup::Busy);
+            self.counted().count_lookups(&answers);
+            answers
+        })
+    }
+
+    fn put(&self, frames: Vec<KvFrame>, reason: PutReason) -> BoxFuture<'_, Vec<PutOutcome>> {
+        Box::pin(async move {
+            let busy = vec![PutOutcome::Busy; frames.len()];
+            if frames.is_empty() || self.is_paused() {
+                frames.iter().for_each(|_| self.counted().count_put(PutOutcome::Busy, 0));
+                return busy;
+            }
+            let header = [kv_wire::encode_put_header(reason)];
+            let parts = frames.iter().flat_map(|frame| [frame.header.encode(), frame.payload.clone()]);
+            let body = header.into_iter().chain(parts).collect();
+            let answer = self.ask_json::<PutAnswer>("/kv/v1/put", body, self.limits.put).await;
+            let answer = self.note("put", answer).map(|answer| answer.outcomes);
+            let outcomes = answer.filter(|outcomes| outcomes.len() == frames.len()).unwrap_or(busy);
+            let mut stats = self.counted();
+            outcomes
+                .iter()
+                .zip(&frames)
+                .for_each(|(&outcome, frame)| stats.count_put(outcome, frame.encoded_len() as u64));
+            outcomes
+        })
+    }
+
+    fn lease<'a>(&'a self, keys: &'a [BlockKey], millis: u32) -> BoxFuture<'a, usize> {
+        Box::pin(async move {
+            if keys.is_empty() || self.is_paused() {
+                return 0;
+            }
+            let path = format!("/kv/v1/lease?millis={millis}");
+            let answer = self.ask_json::<LeaseAnswer>(&path, vec![keys_body(keys)], self.limits.answer).await;
+            self.note("lease", answer).map_or(0, |answer| answer.leased)
+        })
+    }
+
+    fn stats(&self) -> Vec<PlaceStats> {
+        vec![*self.counted()]
+    }
+}
