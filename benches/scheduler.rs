@@ -1,7 +1,7 @@
 //! What deciding costs: a step's scheduling at 256 sequences over 100,000 blocks, and looking a long prefix up.
 
 use divan::Bencher;
-use engine::kv::{BLOCK_SIZE, BlockManager, BlockTable};
+use engine::kv::{BLOCK_SIZE, BlockManager, BlockName, BlockTable};
 use engine::sampling_params::SamplingParams;
 use engine::scheduler::{Scheduler, SchedulerLimits};
 use engine::sequence::{EngineRequest, RequestId, Sequence};
@@ -22,6 +22,7 @@ fn busy() -> Scheduler {
         max_logits_rows: NUM_SEQS,
         max_context_tokens: usize::MAX,
         enable_prefix_caching: true,
+        has_tiers: false,
     };
     let mut scheduler = Scheduler::new(limits, BlockManager::new(NUM_BLOCKS, BLOCK_SIZE));
     for id in 0..2 * NUM_SEQS as u64 {
@@ -58,7 +59,12 @@ fn lookup_of_a_100_000_token_prefix(bencher: Bencher<'_, '_>) {
     let hashes = root.chain(&tokens, BLOCK_SIZE);
     let mut table = BlockTable::default();
     assert!(blocks.grow(&mut table, tokens.len()));
-    blocks.name_full_blocks(&mut table, &hashes, tokens.len());
+    let name_of = |index: usize| {
+        let parent = if index == 0 { root } else { hashes[index - 1] };
+        let token_ids = tokens[index * BLOCK_SIZE..][..BLOCK_SIZE].into();
+        Some(BlockName { hash: hashes[index], parent, token_ids })
+    };
+    blocks.name_full_blocks(&mut table, tokens.len(), name_of);
     // Naming the tokens is part of looking them up.
     bencher.bench_local(|| {
         let cached = blocks.cached_prefix(&root.chain(&tokens, BLOCK_SIZE));

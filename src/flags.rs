@@ -109,6 +109,34 @@ pub struct ServerFlags {
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     cluster_token_file: Option<PathBuf>,
+    /// Bytes of host memory for KV blocks that leave the device. [default: none]
+    #[arg(long, value_name = "BYTES")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv_host_bytes: Option<String>,
+    /// Directory for KV blocks that outlive the process; it belongs to one. [default: none]
+    #[arg(long, value_name = "DIR")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv_disk: Option<PathBuf>,
+    /// Most bytes in --kv-disk. [default: 10GiB]
+    #[arg(long, value_name = "BYTES")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv_disk_bytes: Option<String>,
+    /// A `pagoda cache serve` that keeps KV blocks for many engines: http://HOST:PORT or https://HOST:PORT. [default: none]
+    #[arg(long, value_name = "URL")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv_tier: Option<String>,
+    /// Certificates that are trusted for an https --kv-tier, PEM.
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv_tier_cafile: Option<PathBuf>,
+    /// How KV blocks are packed for disk and tier: pays where those are slower than about 300 MB/s. [default: none]
+    #[arg(long, value_enum)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv_compression: Option<KvCompression>,
+    /// Seconds after the last stream in which KV blocks are put down before the end. [default: 10]
+    #[arg(long, value_name = "SECONDS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv_drain_timeout: Option<u64>,
     /// Where traces are sent: OTLP over HTTP, http://HOST:4318/v1/traces. [default: nowhere]
     #[arg(long, value_name = "URL")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -135,6 +163,17 @@ pub enum ActivationsFlag {
     F32,
     /// Rounded.
     Int8,
+}
+
+/// Packings of KV blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvCompression {
+    /// As they are.
+    #[default]
+    None,
+    /// Zstandard over byte planes.
+    Zstd,
 }
 
 /// How logs are written.

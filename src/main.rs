@@ -2,6 +2,7 @@
 //!
 //! This file is the command line; each subcommand is a file of its own.
 
+mod cache;
 mod devices;
 mod flags;
 mod logging;
@@ -10,6 +11,7 @@ mod pull;
 mod run;
 mod serve;
 mod settings;
+mod tiers;
 mod vllm_flags;
 
 use std::process::ExitCode;
@@ -32,6 +34,8 @@ enum Command {
     Run(Box<run::RunArgs>),
     /// Serve the OpenAI API over HTTP.
     Serve(Box<serve::ServeArgs>),
+    /// Keep KV blocks on a disk for many engines, or look after a directory of them.
+    Cache(Box<cache::CacheArgs>),
     /// List the devices that can run models, and what `auto` takes.
     Devices,
     /// Fetch the default model and print its path.
@@ -46,6 +50,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Run(args) => run::run(*args),
         Command::Serve(args) => serve::serve(*args),
+        Command::Cache(args) => cache::cache(*args),
         Command::Devices => devices::devices(),
         Command::Pull => pull::pull(),
     };

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Result;
+use cache_tier::TieredStore;
 use engine::chat_template::ChatTemplate;
 use engine::engine_loop::{self, EngineHandle};
 use engine::gguf::GgufFile;
@@ -25,10 +26,11 @@ pub struct StartedModel {
     pub names: Vec<String>,
 }
 
-/// Opens the settings' model (fetching the default one) and starts its engine, or that of a simulated device.
-pub fn start(settings: &Settings) -> Result<StartedModel> {
+/// Opens the settings' model (fetching the default one) and starts its engine over these KV tiers, or
+/// that of a simulated device.
+pub fn start(settings: &Settings, tiers: Option<Arc<TieredStore>>) -> Result<StartedModel> {
     if let Some(profile) = settings.device.strip_prefix("sim:") {
-        return start_sim(settings, SimProfile::load(profile)?);
+        return start_sim(settings, SimProfile::load(profile)?, tiers);
     }
     let path = match &settings.model {
         Some(path) => path.clone(),
@@ -39,11 +41,11 @@ pub fn start(settings: &Settings) -> Result<StartedModel> {
     let chat_template = ChatTemplate::from_gguf(&file, &tokenizer)?;
     let names = names(settings, served_name(&path));
     let config = settings.engine(path, &names[0])?;
-    let engine = engine_loop::spawn(config, file, Arc::clone(&tokenizer))?;
+    let engine = engine_loop::spawn(config, file, Arc::clone(&tokenizer), tiers)?;
     Ok(StartedModel { engine, tokenizer, chat_template, names })
 }
 
-fn start_sim(settings: &Settings, profile: SimProfile) -> Result<StartedModel> {
+fn start_sim(settings: &Settings, profile: SimProfile, tiers: Option<Arc<TieredStore>>) -> Result<StartedModel> {
     let (tokenizer, chat_template) = match &profile.model {
         None => (Tokenizer::bytes4(), Some(ChatTemplate::plain()?)),
         Some(path) => {
@@ -56,7 +58,7 @@ fn start_sim(settings: &Settings, profile: SimProfile) -> Result<StartedModel> {
     let tokenizer = Arc::new(tokenizer);
     let names = names(settings, profile.name.clone());
     let config = settings.engine(PathBuf::new(), &names[0])?;
-    let engine = engine_loop::spawn_sim(&config, profile, Arc::clone(&tokenizer))?;
+    let engine = engine_loop::spawn_sim(&config, profile, Arc::clone(&tokenizer), tiers)?;
     Ok(StartedModel { engine, tokenizer, chat_template, names })
 }
 

@@ -51,7 +51,7 @@ pub fn run(args: RunArgs) -> Result<ExitCode> {
     }
     let _telemetry = logging::start(LogFormat::Text, true, None)?;
     let settings = Settings::load(&args.engine, &ServerFlags::default())?;
-    let started = model::start(&settings)?;
+    let started = model::start(&settings, None)?;
     let device = wait_until_loaded(&started)?;
     let mut chat = Chat { started, messages: Vec::new(), args };
     eprintln!("{} on {device}", chat.started.names[0]);

@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
@@ -16,7 +16,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::flags::{EngineFlags, ServerFlags};
 use crate::model::{self, StartedModel};
 use crate::settings::Settings;
-use crate::{EXIT_DEVICE_FAILED, logging};
+use crate::{EXIT_DEVICE_FAILED, logging, tiers};
 
 /// Arguments of `pagoda serve`.
 #[derive(Args)]
@@ -71,7 +71,8 @@ async fn listen(settings: &Settings) -> Result<Listeners> {
 
 async fn run(settings: &Settings) -> Result<ExitCode> {
     let Listeners { public, internal, cluster_token, tls } = listen(settings).await?;
-    let StartedModel { engine, tokenizer, chat_template, names } = model::start(settings)?;
+    let StartedModel { engine, tokenizer, chat_template, names } =
+        model::start(settings, Some(tiers::open(settings)?))?;
     let server = Server::new(engine.clone(), tokenizer, chat_template, settings.server(names)?);
     let router = server::router(Arc::clone(&server)).map_err(|error| anyhow!(error)).context("--allowed-origins")?;
     let internal_router = server::internal_router(Arc::clone(&server), cluster_token.as_deref());
@@ -84,9 +85,13 @@ async fn run(settings: &Settings) -> Result<ExitCode> {
     let (_internal_stop, never) = watch::channel(false);
     let internal_serving = tokio::spawn(server::serve(internal, internal_router, None, limits, never));
     let code = tokio::select! {
-        code = engine_ended(engine) => code?,
+        code = engine_ended(engine.clone()) => code?,
         () = told_to_stop() => {
             tracing::info!(timeout_s = settings.shutdown_timeout, "stopping: running streams may finish");
+            ExitCode::SUCCESS
+        }
+        () = server.drain_asked() => {
+            tracing::info!(timeout_s = settings.shutdown_timeout, "asked to drain: running streams may finish");
             ExitCode::SUCCESS
         }
     };
@@ -97,8 +102,21 @@ async fn run(settings: &Settings) -> Result<ExitCode> {
         Ok(served) => served.context("the server's task")?,
         Err(_) => tracing::warn!(grace_s = grace.as_secs(), "streams were still running and are cut"),
     }
+    if code == ExitCode::SUCCESS {
+        drain_blocks(&engine, settings).await;
+    }
     internal_serving.abort();
     Ok(code)
+}
+
+/// Puts the engine's KV blocks where a replacement finds them.
+async fn drain_blocks(engine: &EngineHandle, settings: &Settings) {
+    let limit = Duration::from_secs(settings.kv_drain_timeout);
+    let started = Instant::now();
+    match tokio::time::timeout(limit, engine.drain_blocks()).await {
+        Ok(()) => tracing::info!(seconds = started.elapsed().as_secs_f64(), "KV blocks are drained"),
+        Err(_) => tracing::warn!(limit_s = limit.as_secs(), "not all KV blocks were drained in time"),
+    }
 }
 
 /// Waits for the engine to fail, reporting when it is ready on the way.
@@ -123,8 +141,9 @@ async fn engine_ended(engine: EngineHandle) -> Result<ExitCode> {
     }
 }
 
+/// Waits for SIGTERM or an interrupt.
 #[cfg(unix)]
-async fn told_to_stop() {
+pub async fn told_to_stop() {
     use tokio::signal::unix::{SignalKind, signal};
     let Ok(mut terminate) = signal(SignalKind::terminate()) else { return std::future::pending().await };
     tokio::select! {
@@ -133,7 +152,8 @@ async fn told_to_stop() {
     }
 }
 
+/// Waits for an interrupt.
 #[cfg(not(unix))]
-async fn told_to_stop() {
+pub async fn told_to_stop() {
     drop(tokio::signal::ctrl_c().await);
 }

@@ -4,7 +4,7 @@
 //! `PAGODA_MAX_NUM_SEQS`, `--max-num-seqs`. An unknown key in the file is an error.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -16,7 +16,7 @@ use figment::Figment;
 use figment::providers::{Env, Format, Serialized, Toml};
 use serde::{Deserialize, Serialize};
 
-use crate::flags::{ActivationsFlag, EngineFlags, LogFormat, ServerFlags};
+use crate::flags::{ActivationsFlag, EngineFlags, KvCompression, LogFormat, ServerFlags};
 
 /// The file that is read where it exists.
 const FILE: &str = "pagoda.toml";
@@ -63,6 +63,18 @@ pub struct Settings {
     max_request_time: Option<f64>,
     internal_listen: Option<String>,
     cluster_token_file: Option<PathBuf>,
+    kv_host_bytes: Option<Bytes>,
+    /// Directory of KV blocks.
+    pub kv_disk: Option<PathBuf>,
+    kv_disk_bytes: Bytes,
+    /// URL of a KV tier.
+    pub kv_tier: Option<String>,
+    /// Certificates that are trusted for it.
+    pub kv_tier_cafile: Option<PathBuf>,
+    /// How KV blocks are packed for disk and tier.
+    pub kv_compression: KvCompression,
+    /// Seconds.
+    pub kv_drain_timeout: u64,
     /// Where traces go.
     pub otlp_traces_endpoint: Option<String>,
     max_body_bytes: Bytes,
@@ -100,6 +112,13 @@ impl Default for Settings {
             max_request_time: None,
             internal_listen: None,
             cluster_token_file: None,
+            kv_host_bytes: None,
+            kv_disk: None,
+            kv_disk_bytes: Bytes::Number(10 << 30),
+            kv_tier: None,
+            kv_tier_cafile: None,
+            kv_compression: KvCompression::None,
+            kv_drain_timeout: 10,
             otlp_traces_endpoint: None,
             max_body_bytes: Bytes::Number(16 << 20),
             shutdown_timeout: 30,
@@ -158,7 +177,7 @@ const LISTS: [(&str, char); 3] = [("api_key", ' '), ("served_model_name", ','), 
 
 /// Names that are read from the environment. Others are left alone: Kubernetes sets `PAGODA_SERVICE_HOST` and more beside
 /// a service called `pagoda`.
-const NAMES: [&str; 28] = [
+const NAMES: [&str; 35] = [
     "model",
     "device",
     "max_model_len",
@@ -183,6 +202,13 @@ const NAMES: [&str; 28] = [
     "max_request_time",
     "internal_listen",
     "cluster_token_file",
+    "kv_host_bytes",
+    "kv_disk",
+    "kv_disk_bytes",
+    "kv_tier",
+    "kv_tier_cafile",
+    "kv_compression",
+    "kv_drain_timeout",
     "otlp_traces_endpoint",
     "max_body_bytes",
     "shutdown_timeout",
@@ -297,19 +323,53 @@ impl Settings {
     /// # Errors
     /// When it cannot be read, or is missing where others than this machine can reach the listener.
     pub fn cluster_token(&self, address: SocketAddr) -> Result<Option<String>> {
-        let Some(path) = &self.cluster_token_file else {
-            if address.ip().is_loopback() {
-                return Ok(None);
-            }
-            bail!("--internal-listen {address} can be reached from other machines: it wants --cluster-token-file");
-        };
-        let text = std::fs::read_to_string(path).with_context(|| path.display().to_string());
-        let token = text.context("--cluster-token-file")?.trim().to_owned();
-        if token.is_empty() {
-            bail!("--cluster-token-file {}: is empty", path.display());
-        }
-        Ok(Some(token))
+        let token = self.read_cluster_token()?;
+        check_reach("--internal-listen", address, token.is_some())?;
+        Ok(token)
     }
+
+    /// The cluster's token, where there is one.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn read_cluster_token(&self) -> Result<Option<String>> {
+        self.cluster_token_file.as_deref().map(read_token).transpose()
+    }
+
+    /// Bytes of host memory for KV blocks.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    pub fn kv_host_bytes(&self) -> Result<Option<u64>> {
+        let bytes = self.kv_host_bytes.as_ref().map(Bytes::parse).transpose().context("--kv-host-bytes")?;
+        Ok(bytes.filter(|&bytes| bytes > 0))
+    }
+
+    /// Most bytes in the directory of KV blocks.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    pub fn kv_disk_bytes(&self) -> Result<u64> {
+        self.kv_disk_bytes.parse().context("--kv-disk-bytes")
+    }
+}
+
+/// The token in a file.
+pub fn read_token(path: &Path) -> Result<String> {
+    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string());
+    let token = text.context("--cluster-token-file")?.trim().to_owned();
+    if token.is_empty() {
+        bail!("--cluster-token-file {}: is empty", path.display());
+    }
+    Ok(token)
+}
+
+/// Refuses an address that other machines reach without a token.
+pub fn check_reach(flag: &str, address: SocketAddr, has_token: bool) -> Result<()> {
+    if !has_token && !address.ip().is_loopback() {
+        bail!("{flag} {address} can be reached from other machines: it wants --cluster-token-file");
+    }
+    Ok(())
 }
 
 /// Merges `PAGODA_*`. Lists are taken as they are written, not as figment would read them: a key may look like a number.
@@ -345,7 +405,7 @@ fn rayon_threads(threads: usize) -> Result<()> {
 }
 
 /// `512`, `512K`, `512MiB`, ...: binary multiples.
-fn parse_bytes(text: &str) -> Result<u64> {
+pub fn parse_bytes(text: &str) -> Result<u64> {
     let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
     let shift = match text[digits.len()..].to_ascii_lowercase().as_str() {
         "" | "b" => 0,

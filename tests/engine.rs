@@ -80,6 +80,7 @@ impl Driven {
             max_logits_rows: 24,
             max_context_tokens: usize::MAX,
             enable_prefix_caching: true,
+            has_tiers: false,
         };
         let scheduler = Scheduler::new(limits, BlockManager::new(num_blocks, BLOCK_SIZE));
         let limits = EngineLimits { max_model_len: 512, max_step_s: 1e9 };

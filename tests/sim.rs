@@ -31,7 +31,7 @@ impl Sim {
         let mut config = EngineConfig::new(PathBuf::new(), "sim");
         configure(&mut config);
         let tokenizer = Arc::new(Tokenizer::bytes4());
-        let engine = engine_loop::spawn_sim(&config, profile, Arc::clone(&tokenizer)).unwrap();
+        let engine = engine_loop::spawn_sim(&config, profile, Arc::clone(&tokenizer), None).unwrap();
         let names = vec!["sim".to_owned()];
         let server_config = ServerConfig { served_model_names: names, ..Default::default() };
         let template = Some(ChatTemplate::plain().unwrap());

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use crate::batch::{Choice, ModelInput, Selected, Selection, TokenLogprob};
 use crate::detokenizer::Detokenizer;
 use crate::event::{EngineEvent, RequestError};
+use crate::kv::{BlockCopies, StagedBlock};
 use crate::sampler;
-use crate::scheduler::{Scheduled, Scheduler};
+use crate::scheduler::{Scheduled, Scheduler, Wanted};
 use crate::sequence::{EngineRequest, FinishReason, RequestId, Sequence};
 use crate::step_rate::StepRate;
 use crate::tokenizer::Tokenizer;
@@ -31,6 +32,7 @@ pub struct Engine {
     answers: HashMap<RequestId, Answer>,
     limits: EngineLimits,
     rate: StepRate,
+    wanted: Vec<Wanted>,
 }
 
 /// An answer's text under way.
@@ -49,6 +51,8 @@ pub struct Step {
     pub admitted: Vec<RequestId>,
     /// Answers that lost their blocks to it.
     pub preempted: Vec<RequestId>,
+    /// Blocks that leave and arrive before it computes. A step may hold nothing else.
+    pub copies: BlockCopies,
     shares: Vec<Share>,
 }
 
@@ -74,7 +78,7 @@ impl Step {
 impl Engine {
     /// An idle engine.
     pub fn new(scheduler: Scheduler, tokenizer: Arc<Tokenizer>, limits: EngineLimits) -> Self {
-        Self { scheduler, tokenizer, answers: HashMap::new(), limits, rate: StepRate::default() }
+        Self { scheduler, tokenizer, answers: HashMap::new(), limits, rate: StepRate::default(), wanted: Vec::new() }
     }
 
     /// Takes a request that was checked at the door.
@@ -111,7 +115,10 @@ impl Engine {
             let has_preempted = !schedule.preempted.is_empty();
             step.preempted.extend(schedule.preempted);
             step.admitted.extend(schedule.admitted);
-            if !schedule.batch.is_empty() {
+            step.copies.stores.extend(schedule.copies.stores);
+            step.copies.loads.extend(schedule.copies.loads);
+            self.wanted.extend(schedule.wanted);
+            if !schedule.batch.is_empty() || !step.copies.is_empty() {
                 step.input.num_decodes = schedule.batch.iter().filter(|scheduled| scheduled.is_decode).count();
                 schedule.batch.into_iter().for_each(|scheduled| self.lay_out(scheduled, &mut step));
                 return Some(step);
@@ -121,6 +128,26 @@ impl Engine {
             }
         }
         None
+    }
+
+    /// What the tiers are to be asked for since this was last called.
+    pub fn take_wanted(&mut self) -> Vec<Wanted> {
+        std::mem::take(&mut self.wanted)
+    }
+
+    /// Hands a request what arrived for it from the tiers; `is_last` lets it go on.
+    pub fn stage(&mut self, id: RequestId, blocks: Vec<StagedBlock>, is_last: bool) {
+        self.scheduler.stage(id, blocks, is_last);
+    }
+
+    /// Blocks that go down while nothing runs.
+    pub fn idle_copies(&mut self) -> BlockCopies {
+        self.scheduler.idle_copies()
+    }
+
+    /// The next blocks of a drain, the most valuable first; empty when there are no more.
+    pub fn drain_copies(&mut self) -> BlockCopies {
+        self.scheduler.drain_copies()
     }
 
     fn lay_out(&mut self, scheduled: Scheduled, step: &mut Step) {

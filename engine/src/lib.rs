@@ -21,6 +21,7 @@ pub mod kv;
 pub mod metrics;
 pub mod model;
 pub mod model_runner;
+pub mod offload;
 pub mod ops;
 pub mod sampler;
 pub mod sampling_params;

@@ -11,10 +11,11 @@ use prometheus::{
 use crate::engine_loop::{EngineStats, Shape};
 use crate::error::LoadError;
 use crate::kv::BLOCK_SIZE;
+use crate::offload::OffloadMetrics;
 use crate::scheduler::SchedulerCounters;
 
 /// Buckets of the time to the first token, seconds.
-const TTFT_S: [f64; 22] = [
+pub(crate) const TTFT_S: [f64; 22] = [
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
     160.0, 640.0, 2560.0,
 ];
@@ -87,11 +88,13 @@ pub struct EngineMetrics {
     wasted_tokens: IntGauge,
     cached_blocks: IntGauge,
     tokens_by_key: IntCounterVec,
+    /// Blocks between the pool and the tiers.
+    pub(crate) kv: OffloadMetrics,
 }
 
 /// Registers cells under the labels that all of vLLM's have.
-struct Cells<'a> {
-    registry: Registry,
+pub(crate) struct Cells<'a> {
+    pub(crate) registry: Registry,
     model_name: &'a str,
 }
 
@@ -106,19 +109,19 @@ impl Cells<'_> {
         Ok(cell)
     }
 
-    fn counter(&self, name: &str, help: &str) -> prometheus::Result<IntCounter> {
+    pub(crate) fn counter(&self, name: &str, help: &str) -> prometheus::Result<IntCounter> {
         self.register(IntCounter::with_opts(self.opts(name, help)))
     }
 
-    fn counters(&self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<IntCounterVec> {
+    pub(crate) fn counters(&self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<IntCounterVec> {
         self.register(IntCounterVec::new(self.opts(name, help), labels))
     }
 
-    fn gauge(&self, name: &str, help: &str) -> prometheus::Result<IntGauge> {
+    pub(crate) fn gauge(&self, name: &str, help: &str) -> prometheus::Result<IntGauge> {
         self.register(IntGauge::with_opts(self.opts(name, help)))
     }
 
-    fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> prometheus::Result<Histogram> {
+    pub(crate) fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> prometheus::Result<Histogram> {
         let opts = HistogramOpts { common_opts: self.opts(name, help), buckets: buckets.to_vec() };
         self.register(Histogram::with_opts(opts))
     }
@@ -198,6 +201,7 @@ impl EngineMetrics {
             wasted_tokens: cells.gauge("pagoda_kv_wasted_tokens", "Token slots that are held and empty.")?,
             cached_blocks: cells.gauge("pagoda_kv_cached_blocks", "KV blocks that can be found by their name.")?,
             tokens_by_key: cells.counters("pagoda_tokens_total", "Tokens, by API key and kind.", &["key", "kind"])?,
+            kv: OffloadMetrics::new(&cells)?,
             registry: cells.registry,
         })
     }
@@ -251,6 +255,7 @@ impl EngineMetrics {
         raise(&self.prefix_queries, counters.num_queried_tokens);
         raise(&self.prefix_hits, counters.num_hit_tokens);
         raise(&self.preemptions, counters.num_preemptions);
+        self.kv.tokens(counters.num_asked_tokens, counters.num_loaded_tokens);
     }
 
     pub(crate) fn device(&self, num_dispatches: u64, memory_bytes: u64) {
@@ -279,7 +284,7 @@ impl EngineMetrics {
 }
 
 /// Brings a counter up to a sum that is kept elsewhere.
-fn raise(counter: &IntCounter, sum: u64) {
+pub(crate) fn raise(counter: &IntCounter, sum: u64) {
     counter.inc_by(sum.saturating_sub(counter.get()));
 }
 

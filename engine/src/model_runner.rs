@@ -5,13 +5,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
+use protocol::NumericsClass;
+
 use crate::batch::{Adjustment, Choice, Draw, ModelInput, Selected, Selection};
 use crate::config::EngineConfig;
 use crate::device::{self, Selected as Device};
 use crate::error::LoadError;
 use crate::gguf::GgufFile;
 use crate::kernels::{Gpu, Plan};
-use crate::kv::BLOCK_SIZE;
+use crate::kv::{BLOCK_SIZE, BlockId, Load};
 use crate::model::{Llama, ModelConfig, ROPE_FACTORS};
 use crate::ops::cpu::CpuOps;
 use crate::ops::rotary::Rotary;
@@ -29,6 +32,29 @@ pub trait StepRunner {
 
     /// How long a simulated device would take; `None` for a real one, which takes its time in `run`.
     fn latency(&mut self, _input: &ModelInput) -> Option<Duration> {
+        None
+    }
+
+    /// Copies KV blocks out of the pool, then others into it, before the next step computes.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn copy_blocks(&mut self, stores: &[BlockId], loads: &[Load]) -> Result<(), DeviceError>;
+
+    /// The canonical payloads of the blocks that were copied out last, in their order.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn copied_out(&mut self) -> Result<Vec<Bytes>, DeviceError>;
+
+    /// Bytes of a block's canonical payload.
+    fn payload_bytes(&self) -> usize;
+
+    /// What computes here: blocks of one class hold the same bits.
+    fn numerics(&self) -> NumericsClass;
+
+    /// How long a simulated device would take for the copies since this was last asked.
+    fn copy_latency(&mut self) -> Option<Duration> {
         None
     }
 
@@ -57,6 +83,26 @@ impl<R: StepRunner + ?Sized> StepRunner for Box<R> {
         (**self).latency(input)
     }
 
+    fn copy_blocks(&mut self, stores: &[BlockId], loads: &[Load]) -> Result<(), DeviceError> {
+        (**self).copy_blocks(stores, loads)
+    }
+
+    fn copied_out(&mut self) -> Result<Vec<Bytes>, DeviceError> {
+        (**self).copied_out()
+    }
+
+    fn payload_bytes(&self) -> usize {
+        (**self).payload_bytes()
+    }
+
+    fn numerics(&self) -> NumericsClass {
+        (**self).numerics()
+    }
+
+    fn copy_latency(&mut self) -> Option<Duration> {
+        (**self).copy_latency()
+    }
+
     fn refuses(&self) -> bool {
         (**self).refuses()
     }
@@ -74,6 +120,7 @@ impl<R: StepRunner + ?Sized> StepRunner for Box<R> {
 pub struct ModelRunner<O: Ops> {
     ops: O,
     model: Llama<O>,
+    payload_bytes: usize,
 }
 
 impl<O: Ops> ModelRunner<O> {
@@ -88,7 +135,7 @@ impl<O: Ops> ModelRunner<O> {
         // The warm-up's chunk has two tokens.
         let (rows, logits_rows) = (config.max_num_batched_tokens.max(2), max_logits_rows(config));
         let model = Llama::load(&mut ops, file, model_config, rows, logits_rows, progress)?;
-        let mut runner = Self { ops, model };
+        let mut runner = Self { ops, model, payload_bytes: sizes.layout.payload_bytes() };
         runner.warm_up()?;
         Ok(runner)
     }
@@ -122,6 +169,22 @@ impl<O: Ops> StepRunner for ModelRunner<O> {
         self.ops.select(self.model.logits())
     }
 
+    fn copy_blocks(&mut self, stores: &[BlockId], loads: &[Load]) -> Result<(), DeviceError> {
+        self.ops.copy_blocks(stores, loads)
+    }
+
+    fn copied_out(&mut self) -> Result<Vec<Bytes>, DeviceError> {
+        self.ops.copied_out()
+    }
+
+    fn payload_bytes(&self) -> usize {
+        self.payload_bytes
+    }
+
+    fn numerics(&self) -> NumericsClass {
+        NumericsClass::new(&self.ops.numerics())
+    }
+
     fn num_dispatches(&self) -> u64 {
         self.ops.num_dispatches()
     }
@@ -138,6 +201,22 @@ pub struct CpuRunner(ModelRunner<CpuOps>);
 impl StepRunner for CpuRunner {
     fn run(&mut self, input: &ModelInput) -> Result<Vec<Selected>, DeviceError> {
         rayon::scope(|_| self.0.run(input))
+    }
+
+    fn copy_blocks(&mut self, stores: &[BlockId], loads: &[Load]) -> Result<(), DeviceError> {
+        self.0.copy_blocks(stores, loads)
+    }
+
+    fn copied_out(&mut self) -> Result<Vec<Bytes>, DeviceError> {
+        self.0.copied_out()
+    }
+
+    fn payload_bytes(&self) -> usize {
+        self.0.payload_bytes()
+    }
+
+    fn numerics(&self) -> NumericsClass {
+        self.0.numerics()
     }
 
     fn memory_bytes(&self) -> u64 {

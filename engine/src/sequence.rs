@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use protocol::{BlockHash, Salt};
 
-use crate::kv::BlockTable;
+use crate::kv::{BlockName, BlockTable, Staged};
 use crate::sampling_params::SamplingParams;
 
 /// Identifies one answer within one engine.
@@ -78,6 +78,8 @@ pub struct Sequence {
     pub num_prompt_logprobs: usize,
     /// Its blocks, while running.
     pub block_table: BlockTable,
+    /// Where its blocks are that the pool lacks.
+    pub staged: Staged,
     /// How tokens are chosen.
     pub params: SamplingParams,
     /// Tokens seen, where penalties need them.
@@ -105,6 +107,7 @@ impl Sequence {
             num_cached_tokens: None,
             num_prompt_logprobs: 0,
             block_table: BlockTable::default(),
+            staged: Staged::default(),
             params,
             counts,
             block_size,
@@ -130,6 +133,14 @@ impl Sequence {
     /// Names of its full blocks, in order.
     pub fn block_hashes(&self) -> &[BlockHash] {
         &self.block_hashes
+    }
+
+    /// The name of its full block of this index, and what it is the name of.
+    pub fn block_name(&self, index: usize) -> Option<BlockName> {
+        let hash = *self.block_hashes.get(index)?;
+        let parent = index.checked_sub(1).map_or(self.root, |before| self.block_hashes[before]);
+        let token_ids = self.tokens[index * self.block_size..(index + 1) * self.block_size].into();
+        Some(BlockName { hash, parent, token_ids })
     }
 
     /// The blocks that it may take from the cache: never all of its tokens, so that there is one to compute logits from,

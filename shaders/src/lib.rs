@@ -62,6 +62,8 @@ catalogue! {
     RMS_NORM "rms_norm" [Read, Read, ReadWrite, Params] ["WORKGROUP_SIZE"];
     ROTARY_EMBEDDING "rotary_embedding" [Read, ReadWrite, Params] ["WORKGROUP_SIZE"];
     RESHAPE_AND_CACHE "reshape_and_cache" [Read, Read, Read, ReadWrite, ReadWrite, Params] ["BLOCK_SIZE", "WORKGROUP_SIZE"];
+    GATHER_BLOCKS "gather_blocks" [Read, Read, Read, ReadWrite, Params] ["WORKGROUP_SIZE"];
+    SCATTER_BLOCKS "scatter_blocks" [Read, Read, ReadWrite, ReadWrite, Params] ["WORKGROUP_SIZE"];
     PAGED_ATTENTION_DECODE "paged_attention_decode" [Read, Read, Read, Read, Read, Read, ReadWrite, Params]
         ["BLOCK_SIZE", "HEAD_DIM", "SPLIT", "WORKGROUP_SIZE"];
     PAGED_ATTENTION_REDUCE "paged_attention_reduce" [Read, Read, ReadWrite, Params] ["HEAD_DIM", "WORKGROUP_SIZE"];

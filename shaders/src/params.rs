@@ -28,6 +28,10 @@ params! {
     RotaryEmbedding { num_heads: u32, head_dim: u32, num_pairs: u32, pair_stride: u32 }
     /// reshape_and_cache
     ReshapeAndCache { num_kv_heads: u32, head_dim8: u32; pad: [u32; 2] }
+    /// gather_blocks
+    GatherBlocks { block_words4: u32, layer: u32, num_layers: u32; pad: u32 }
+    /// scatter_blocks
+    ScatterBlocks { block_words4: u32, layer: u32, num_layers: u32; pad: u32 }
     /// paged_attention_decode: `num_items` splits
     PagedAttentionDecode { num_items: u32, num_heads: u32, num_kv_heads: u32, block_table_stride: u32, scale: f32, row_width: u32; pad: [u32; 2] }
     /// paged_attention_reduce

@@ -9,6 +9,7 @@ mod support;
 mod adjust_logits;
 mod argmax;
 mod embedding;
+mod gather_blocks;
 mod gather_rows;
 mod harness;
 mod matmul;
@@ -21,6 +22,7 @@ mod reshape_and_cache;
 mod rms_norm;
 mod rotary_embedding;
 mod sample;
+mod scatter_blocks;
 mod silu_and_mul;
 mod token_logprobs;
 mod top_k;
@@ -30,10 +32,11 @@ use harness::Harness;
 /// A kernel's stem and its checks.
 type KernelTest = (&'static str, fn(&mut Harness));
 
-const TESTS: [KernelTest; 17] = [
+const TESTS: [KernelTest; 19] = [
     ("adjust_logits", adjust_logits::test),
     ("argmax", argmax::test),
     ("embedding", embedding::test),
+    ("gather_blocks", gather_blocks::test),
     ("gather_rows", gather_rows::test),
     ("matmul", matmul::test),
     ("matmul_int8", matmul_int8::test),
@@ -45,6 +48,7 @@ const TESTS: [KernelTest; 17] = [
     ("rms_norm", rms_norm::test),
     ("rotary_embedding", rotary_embedding::test),
     ("sample", sample::test),
+    ("scatter_blocks", scatter_blocks::test),
     ("silu_and_mul", silu_and_mul::test),
     ("token_logprobs", token_logprobs::test),
     ("top_k", top_k::test),

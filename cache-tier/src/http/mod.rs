@@ -69,7 +69,7 @@ impl KvService {
             .route("/kv/v1/get", post(get::get))
             .route("/kv/v1/put", post(put::put))
             .route("/kv/v1/lease", post(lease))
-            .route("/kv/v1/stats", get(stats))
+            .route("/kv/v1/stats", get(stats).post(stats))
             .route("/kv/v1/verify", post(verify))
             .route("/kv/v1/compact", post(compact))
             .with_state(self)

@@ -24,6 +24,9 @@ use crate::store::{PlaceStats, Store};
 use connection::Connections;
 pub use connection::{Connector, Io, RemoteUrl, TcpConnector, TlsConnector};
 
+/// Reading every block of a large disk takes its time.
+const CARE_TIMEOUT: Duration = Duration::from_secs(3600);
+
 /// Deadlines of a remote store.
 #[derive(Clone, Copy, Debug)]
 pub struct RemoteLimits {
@@ -96,6 +99,14 @@ impl RemoteStore {
             health: Mutex::new(Health { failures: 0, paused_until: None }),
             stats: Mutex::new(PlaceStats::new(Place::Remote)),
         }
+    }
+
+    /// Asks for what an operator wants to know or have done: a path below `/kv/v1` whose answer is JSON.
+    ///
+    /// # Errors
+    /// When it does not answer, or refuses.
+    pub async fn care<T: serde::de::DeserializeOwned>(&self, path: &str) -> Result<T, RemoteError> {
+        self.ask_json(path, Vec::new(), CARE_TIMEOUT).await
     }
 
     fn health(&self) -> MutexGuard<'_, Health> {

@@ -3,26 +3,47 @@
 //! Run by the engine's thread or task, which owns everything here. The clock is read here, so that the engine knows none.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tokio::sync::{mpsc, watch};
+use protocol::ModelFingerprint;
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 use super::handle::{Admitted, Deadline, Submission};
+use super::tiers::{self, Command};
 use super::{EngineState, EngineStats};
 use crate::engine::{Engine, Step};
 use crate::event::{EngineEvent, RequestError};
 use crate::metrics::{EngineMetrics, FinishedRequest};
 use crate::model_runner::StepRunner;
+use crate::offload::{Arrived, BlockKind, Offload};
 use crate::ops::DeviceError;
 use crate::sequence::RequestId;
 
 pub(super) struct EngineLoop {
-    engine: Engine,
     readers: HashMap<RequestId, Reader>,
     stats: watch::Sender<EngineStats>,
     metrics: Arc<EngineMetrics>,
+    commands: mpsc::Receiver<Command>,
+    pub(super) engine: Engine,
+    pub(super) fingerprint: Arc<OnceLock<ModelFingerprint>>,
+    pub(super) kind: Option<BlockKind>,
+    /// The tiers, where there are any.
+    pub(super) offload: Option<Offload>,
+    /// Who waits for the end of a drain.
+    pub(super) draining: Option<oneshot::Sender<()>>,
+    /// Whether there was nothing to do when last looked, though requests are here: they wait for blocks.
+    is_held: bool,
+    num_lost: u64,
+}
+
+/// What the loop waits for while it has nothing to do.
+enum Event {
+    Submission(Option<Box<Submission>>),
+    Command(Command),
+    Arrival(Option<Arrived>),
+    Pause,
 }
 
 /// Where a request's events go, and when it passed which point. While it exists, the request counts as in the engine.
@@ -40,8 +61,27 @@ struct Reader {
 }
 
 impl EngineLoop {
-    pub(super) fn new(engine: Engine, stats: watch::Sender<EngineStats>, metrics: Arc<EngineMetrics>) -> Self {
-        Self { engine, readers: HashMap::new(), stats, metrics }
+    pub(super) fn new(
+        engine: Engine,
+        stats: watch::Sender<EngineStats>,
+        metrics: Arc<EngineMetrics>,
+        commands: mpsc::Receiver<Command>,
+        fingerprint: Arc<OnceLock<ModelFingerprint>>,
+        offload: Option<Offload>,
+    ) -> Self {
+        Self {
+            readers: HashMap::new(),
+            stats,
+            metrics,
+            commands,
+            engine,
+            fingerprint,
+            kind: None,
+            offload,
+            draining: None,
+            is_held: false,
+            num_lost: 0,
+        }
     }
 
     /// Runs until all handles are gone or the device fails.
@@ -51,33 +91,67 @@ impl EngineLoop {
         mut receiver: mpsc::Receiver<Submission>,
         state: &watch::Sender<EngineState>,
     ) {
-        while self.take_submissions(&mut receiver).await {
-            self.drop_abandoned();
-            let Some(step) = self.engine.begin() else {
-                self.publish(&runner, None);
-                // Nothing to do for those that are here: a bug, which must not take the processor.
-                if !self.engine.scheduler().is_idle() {
-                    tokio::time::sleep(Duration::from_millis(1)).await;
-                }
-                continue;
-            };
-            self.note_started(&step);
-            let started = Instant::now();
-            if let Some(latency) = runner.latency(&step.input) {
-                tokio::time::sleep(latency).await;
-            }
-            match runner.run(&step.input) {
-                Ok(selected) => {
-                    let elapsed = started.elapsed();
-                    let measured = (step.num_decodes(), step.num_prefill_tokens(), elapsed);
-                    let events = self.engine.finish(step, selected, elapsed.as_secs_f64());
-                    // Before the events, so that who sees an answer end sees its blocks free.
-                    self.publish(&runner, Some(measured));
-                    events.into_iter().for_each(|(id, event)| self.deliver(id, event));
-                }
+        self.know_blocks(&runner);
+        loop {
+            match self.turn(&mut runner, &mut receiver).await {
+                Ok(true) => {}
+                Ok(false) => return,
                 Err(error) => return self.fail(&error, state),
             }
         }
+    }
+
+    /// One step, or what there is to do without one. False when all handles are gone.
+    async fn turn<R: StepRunner>(
+        &mut self,
+        runner: &mut R,
+        receiver: &mut mpsc::Receiver<Submission>,
+    ) -> Result<bool, DeviceError> {
+        if !self.take_in(runner, receiver).await? {
+            return Ok(false);
+        }
+        self.drop_abandoned();
+        self.take_arrivals();
+        let step = self.engine.begin();
+        self.ask_tiers();
+        self.is_held = step.is_none() && !self.engine.scheduler().is_idle();
+        match step {
+            Some(step) => self.run_step(runner, step).await?,
+            None => {
+                self.idle_work(runner).await?;
+                self.publish(runner, None);
+            }
+        }
+        Ok(true)
+    }
+
+    async fn run_step<R: StepRunner>(&mut self, runner: &mut R, mut step: Step) -> Result<(), DeviceError> {
+        self.note_started(&step);
+        let copies = std::mem::take(&mut step.copies);
+        let started = Instant::now();
+        if !copies.is_empty() {
+            runner.copy_blocks(&tiers::ids(&copies), &copies.loads)?;
+            if let Some(latency) = runner.copy_latency() {
+                tokio::time::sleep(latency).await;
+            }
+        }
+        if step.input.num_rows() == 0 {
+            self.put_down(runner, copies)?;
+            self.publish(runner, None);
+            return Ok(());
+        }
+        if let Some(latency) = runner.latency(&step.input) {
+            tokio::time::sleep(latency).await;
+        }
+        let selected = runner.run(&step.input)?;
+        let elapsed = started.elapsed();
+        self.put_down(runner, copies)?;
+        let measured = (step.num_decodes(), step.num_prefill_tokens(), elapsed);
+        let events = self.engine.finish(step, selected, elapsed.as_secs_f64());
+        // Before the events, so that who sees an answer end sees its blocks free.
+        self.publish(runner, Some(measured));
+        events.into_iter().for_each(|(id, event)| self.deliver(id, event));
+        Ok(())
     }
 
     fn fail(&mut self, error: &DeviceError, state: &watch::Sender<EngineState>) {
@@ -89,18 +163,48 @@ impl EngineLoop {
         }
     }
 
-    /// Takes what has been submitted, waiting only when there is nothing to do. False when all handles are gone.
-    async fn take_submissions(&mut self, receiver: &mut mpsc::Receiver<Submission>) -> bool {
-        if self.engine.scheduler().is_idle() {
-            match receiver.recv().await {
-                Some(submission) => self.take(submission),
-                None => return false,
+    /// Takes what has been submitted and asked, waiting only when there is nothing to do. False when all handles are gone.
+    async fn take_in<R: StepRunner>(
+        &mut self,
+        runner: &mut R,
+        receiver: &mut mpsc::Receiver<Submission>,
+    ) -> Result<bool, DeviceError> {
+        let is_idle = self.engine.scheduler().is_idle();
+        if (is_idle || self.is_held) && !self.has_idle_work() {
+            match self.wait(receiver).await {
+                Event::Submission(None) => return Ok(false),
+                Event::Submission(Some(submission)) => self.take(*submission),
+                Event::Command(command) => self.obey(command, runner)?,
+                Event::Arrival(arrived) => {
+                    let rate = self.engine.rate().prefill_tokens_per_s();
+                    let staging = arrived.and_then(|arrived| self.offload.as_mut()?.accept(arrived, rate));
+                    staging.into_iter().for_each(|staging| self.stage(staging));
+                }
+                Event::Pause => {}
             }
         }
         while let Ok(submission) = receiver.try_recv() {
             self.take(submission);
         }
-        true
+        // One between two steps, so that many do not hold streams up.
+        if let Ok(command) = self.commands.try_recv() {
+            self.obey(command, runner)?;
+        }
+        Ok(true)
+    }
+
+    async fn wait(&mut self, receiver: &mut mpsc::Receiver<Submission>) -> Event {
+        let awaits_tiers = self.offload.as_ref().is_some_and(Offload::is_waiting);
+        // Requests that wait for nothing that is known here would be a bug, which must not take the processor; a request's
+        // deadline is looked at as often; a drain waits for room in the queue.
+        let pauses = self.is_held || self.draining.is_some();
+        let pause = Duration::from_millis(if awaits_tiers { 5 } else { 1 });
+        tokio::select! {
+            submission = receiver.recv() => Event::Submission(submission.map(Box::new)),
+            Some(command) = self.commands.recv() => Event::Command(command),
+            arrived = next_arrival(&mut self.offload) => Event::Arrival(arrived),
+            () = tokio::time::sleep(pause), if pauses => Event::Pause,
+        }
     }
 
     fn take(&mut self, submission: Submission) {
@@ -134,6 +238,9 @@ impl EngineLoop {
                 self.metrics.finished(&reader.summary("abort"));
             }
             self.engine.abort(id);
+            if let Some(offload) = &mut self.offload {
+                offload.forget(id);
+            }
         }
     }
 
@@ -165,7 +272,7 @@ impl EngineLoop {
     }
 
     /// Tells what a step left behind, and how long it took.
-    fn publish<R: StepRunner>(&self, runner: &R, step: Option<(usize, usize, Duration)>) {
+    fn publish<R: StepRunner>(&mut self, runner: &R, step: Option<(usize, usize, Duration)>) {
         let scheduler = self.engine.scheduler();
         let blocks = scheduler.blocks();
         let num_used_blocks = blocks.num_blocks() - blocks.num_free_blocks();
@@ -185,11 +292,22 @@ impl EngineLoop {
                 stats.held_slot_steps += (num_used_blocks * blocks.block_size()) as u64;
             }
         });
+        let num_lost = blocks.pool().num_lost();
+        self.metrics.kv.lost(num_lost - self.num_lost);
+        self.num_lost = num_lost;
         if let Some((num_decodes, num_prefill_tokens, elapsed)) = step {
             self.metrics.step(num_decodes, num_prefill_tokens, elapsed.as_secs_f64());
         }
         self.metrics.state(&self.stats.borrow(), blocks.num_blocks(), scheduler.counters(), wasted_slots);
         self.metrics.device(runner.num_dispatches(), runner.memory_bytes());
+    }
+}
+
+/// What arrives next from the tiers; for ever where there are none.
+async fn next_arrival(offload: &mut Option<Offload>) -> Option<Arrived> {
+    match offload {
+        Some(offload) => offload.next().await,
+        None => std::future::pending().await,
     }
 }
 

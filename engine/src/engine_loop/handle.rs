@@ -7,13 +7,15 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use protocol::ModelFingerprint;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
+use super::tiers::Command;
 use super::{EngineState, EngineStats};
 use crate::event::{EngineEvent, RequestError};
 use crate::kv::BLOCK_SIZE;
 use crate::metrics::EngineMetrics;
+use crate::offload::PoolStore;
 use crate::sampling_params::SamplingParams;
 use crate::sequence::{EngineRequest, RequestId};
 
@@ -74,6 +76,8 @@ pub struct EngineHandle {
     pub(super) in_engine: Arc<AtomicUsize>,
     pub(super) shape: Arc<Shape>,
     pub(super) fingerprint: Arc<OnceLock<ModelFingerprint>>,
+    pub(super) commands: mpsc::Sender<Command>,
+    pub(super) kv_store: Arc<PoolStore>,
 }
 
 /// A request under way. Dropping it cancels the request.
@@ -139,6 +143,21 @@ impl EngineHandle {
     /// Names the model's KV state; `None` until loaded.
     pub fn fingerprint(&self) -> Option<ModelFingerprint> {
         self.fingerprint.get().copied()
+    }
+
+    /// The blocks of the pool and of the tiers below it, for other processes.
+    pub fn kv_store(&self) -> Arc<PoolStore> {
+        Arc::clone(&self.kv_store)
+    }
+
+    /// Puts the blocks that are nowhere else where they outlive this process, the most valuable first. To be called when no
+    /// request runs; whoever drops it leaves the rest.
+    pub async fn drain_blocks(&self) {
+        let (reply, drained) = oneshot::channel();
+        if self.commands.send(Command::Drain { reply }).await.is_ok() {
+            // An engine that ended holds nothing to put.
+            drop(drained.await);
+        }
     }
 
     /// Requests inside, waiting or running.

@@ -6,10 +6,12 @@
 
 mod driver;
 mod handle;
+mod tiers;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, OnceLock};
 
+use cache_tier::TieredStore;
 use tokio::sync::{mpsc, watch};
 
 use crate::config::EngineConfig;
@@ -22,6 +24,7 @@ use crate::kv::{BLOCK_SIZE, BlockManager};
 use crate::metrics::EngineMetrics;
 use crate::model::ModelConfig;
 use crate::model_runner;
+use crate::offload::{Offload, PoolStore};
 use crate::scheduler::{Scheduler, SchedulerLimits};
 use crate::sim::{SimProfile, SimRunner};
 use crate::sizes::{self, Sizes};
@@ -30,6 +33,7 @@ use driver::EngineLoop;
 pub use handle::Shape;
 use handle::Submission;
 pub use handle::{EngineHandle, Generation};
+pub(crate) use tiers::Command;
 
 /// Where the engine stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,13 +75,22 @@ pub struct EngineStats {
     pub refuses: bool,
 }
 
-fn limits(config: &EngineConfig, max_model_len: usize, max_context_tokens: usize) -> (SchedulerLimits, EngineLimits) {
+/// Questions of other processes that wait for the engine.
+const MAX_COMMANDS: usize = 16;
+
+fn limits(
+    config: &EngineConfig,
+    max_model_len: usize,
+    max_context_tokens: usize,
+    has_tiers: bool,
+) -> (SchedulerLimits, EngineLimits) {
     let scheduler = SchedulerLimits {
         max_num_seqs: config.max_num_seqs,
         max_num_batched_tokens: config.max_num_batched_tokens,
         max_logits_rows: sizes::max_logits_rows(config),
         max_context_tokens,
         enable_prefix_caching: config.enable_prefix_caching,
+        has_tiers: has_tiers && config.enable_prefix_caching,
     };
     (scheduler, EngineLimits { max_model_len, max_step_s: config.max_step_ms / 1e3 })
 }
@@ -95,13 +108,28 @@ fn parts(
     tokenizer: Arc<Tokenizer>,
     shape: Shape,
     max_context_tokens: usize,
+    pool_bytes: u64,
+    tiers: Option<Arc<TieredStore>>,
 ) -> Result<Parts, LoadError> {
     sizes::check_step(config)?;
     let (submissions, receiver) = mpsc::channel(config.max_queue + config.max_num_seqs);
     let (state_sender, state) = watch::channel(EngineState::Loading(0, 1));
     let (stats_sender, stats) = watch::channel(EngineStats::default());
     let metrics = Arc::new(EngineMetrics::new(&config.served_model_name, &shape)?);
-    let (scheduler, engine) = limits(config, shape.max_model_len, max_context_tokens);
+    let (commands, command_receiver) = mpsc::channel(MAX_COMMANDS);
+    let tiers = tiers.filter(|tiers| !tiers.is_empty());
+    let offload = match &tiers {
+        None => None,
+        Some(tiers) => {
+            let runtime = tokio::runtime::Handle::try_current();
+            let runtime = runtime.map_err(|error| LoadError::Setting(format!("KV tiers: {error}")))?;
+            Some(Offload::new(Arc::clone(tiers), runtime, Arc::clone(&metrics)))
+        }
+    };
+    let fingerprint = Arc::new(OnceLock::new());
+    let pool = (shape.num_blocks, pool_bytes);
+    let kv_store = Arc::new(PoolStore::new(commands.clone(), stats.clone(), pool, tiers));
+    let (scheduler, engine) = limits(config, shape.max_model_len, max_context_tokens, offload.is_some());
     let scheduler = Scheduler::new(scheduler, BlockManager::new(shape.num_blocks, BLOCK_SIZE));
     let engine = Engine::new(scheduler, tokenizer, engine);
     let handle = EngineHandle {
@@ -112,16 +140,24 @@ fn parts(
         next_id: Arc::new(AtomicU64::new(0)),
         in_engine: Arc::new(AtomicUsize::new(0)),
         shape: Arc::new(shape),
-        fingerprint: Arc::new(OnceLock::new()),
+        fingerprint: Arc::clone(&fingerprint),
+        commands,
+        kv_store,
     };
-    Ok(Parts { handle, receiver, state: state_sender, engine_loop: EngineLoop::new(engine, stats_sender, metrics) })
+    let engine_loop = EngineLoop::new(engine, stats_sender, metrics, command_receiver, fingerprint, offload);
+    Ok(Parts { handle, receiver, state: state_sender, engine_loop })
 }
 
 /// Reads the file's header, opens the device and starts the engine's thread, which loads the model.
 ///
 /// # Errors
 /// When the device does not exist, the settings do not fit the model or the device, or the thread cannot be started.
-pub fn spawn(config: EngineConfig, file: GgufFile, tokenizer: Arc<Tokenizer>) -> Result<EngineHandle, LoadError> {
+pub fn spawn(
+    config: EngineConfig,
+    file: GgufFile,
+    tokenizer: Arc<Tokenizer>,
+    tiers: Option<Arc<TieredStore>>,
+) -> Result<EngineHandle, LoadError> {
     let opened = device::select(&config.device)?;
     let model = ModelConfig::from_gguf(&file)?;
     let weights_bytes = file.tensor_bytes();
@@ -135,7 +171,9 @@ pub fn spawn(config: EngineConfig, file: GgufFile, tokenizer: Arc<Tokenizer>) ->
         max_queue: config.max_queue,
         vocab_size: tokenizer.vocab_size(),
     };
-    let Parts { handle, receiver, state, engine_loop } = parts(&config, tokenizer, shape, max_context_tokens)?;
+    let pool_bytes = sizes.layout.total_bytes();
+    let parts = parts(&config, tokenizer, shape, max_context_tokens, pool_bytes, tiers)?;
+    let Parts { handle, receiver, state, engine_loop } = parts;
     let fingerprint = Arc::clone(&handle.fingerprint);
     let thread = move || {
         let guard = FailureGuard(state);
@@ -165,6 +203,7 @@ pub fn spawn_sim(
     config: &EngineConfig,
     profile: SimProfile,
     tokenizer: Arc<Tokenizer>,
+    tiers: Option<Arc<TieredStore>>,
 ) -> Result<EngineHandle, LoadError> {
     let max_model_len = profile.max_model_len(config.max_model_len)?;
     let shape = Shape {
@@ -174,7 +213,8 @@ pub fn spawn_sim(
         max_queue: config.max_queue,
         vocab_size: tokenizer.vocab_size(),
     };
-    let parts = parts(config, Arc::clone(&tokenizer), shape, usize::MAX)?;
+    let pool_bytes = (profile.kv_blocks * BLOCK_SIZE) as f64 * profile.kv_bytes_per_token;
+    let parts = parts(config, Arc::clone(&tokenizer), shape, usize::MAX, pool_bytes as u64, tiers)?;
     let Parts { handle, receiver, state, engine_loop } = parts;
     handle.fingerprint.get_or_init(|| profile.fingerprint());
     state.send_replace(EngineState::Ready(format!("sim:{}", profile.name)));

@@ -4,8 +4,11 @@
 //! Called by the scheduler; pure bookkeeping over the pool. Invariant: only full blocks have names, and only after the
 //! step that filled them, so that a shared block is never written.
 
-use protocol::BlockHash;
+use std::collections::VecDeque;
 
+use protocol::{BlockHash, PutReason};
+
+use super::block_copies::{BlockName, Store};
 use super::block_pool::{BlockId, BlockPool};
 
 /// Physical blocks of one sequence, in order. Not cloneable: a table is given back exactly once.
@@ -23,6 +26,9 @@ impl BlockTable {
     }
 }
 
+/// Evicted blocks that are put down before one step; more are lost.
+const MAX_EVICTED: usize = 64;
+
 /// What the pool holds of a prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CachedPrefix {
@@ -37,12 +43,15 @@ pub struct CachedPrefix {
 pub struct BlockManager {
     pool: BlockPool,
     block_size: usize,
+    keeps_stores: bool,
+    /// Blocks that were used a second time and wait to be put down.
+    used_again: VecDeque<(BlockId, BlockHash)>,
 }
 
 impl BlockManager {
     /// Manages `num_blocks` blocks of `block_size` tokens.
     pub fn new(num_blocks: usize, block_size: usize) -> Self {
-        Self { pool: BlockPool::new(num_blocks), block_size }
+        Self { pool: BlockPool::new(num_blocks), block_size, keeps_stores: false, used_again: VecDeque::new() }
     }
 
     /// Tokens a block.
@@ -88,7 +97,14 @@ impl BlockManager {
     /// A table that starts with the cached blocks of `hashes`, all of which the pool holds.
     pub fn start(&mut self, hashes: &[BlockHash]) -> BlockTable {
         let block_ids: Vec<BlockId> = hashes.iter().map_while(|hash| self.pool.find(hash)).collect();
-        block_ids.iter().for_each(|&block_id| self.pool.hold(block_id));
+        for (&block_id, &hash) in block_ids.iter().zip(hashes) {
+            self.pool.hold(block_id);
+            let (uses, is_stored) = self.pool.touch(block_id);
+            // Each once, while it waits; as many as there are blocks.
+            if self.keeps_stores && uses == 2 && !is_stored && self.used_again.len() < self.pool.num_blocks() {
+                self.used_again.push_back((block_id, hash));
+            }
+        }
         BlockTable { num_named: block_ids.len(), block_ids }
     }
 
@@ -107,14 +123,78 @@ impl BlockManager {
         (table.block_ids.len() + self.pool.num_free()) * self.block_size
     }
 
-    /// Names the blocks that `num_computed_tokens` tokens have filled; `hashes` are the sequence's names in order.
-    pub fn name_full_blocks(&mut self, table: &mut BlockTable, hashes: &[BlockHash], num_computed_tokens: usize) {
-        let full = (num_computed_tokens / self.block_size).min(hashes.len());
-        let unnamed = table.num_named.min(full)..full;
-        for (&block_id, &hash) in table.block_ids[unnamed.clone()].iter().zip(&hashes[unnamed]) {
-            self.pool.name(block_id, hash);
+    /// Names the blocks that `num_computed_tokens` tokens have filled; `name_of` tells the name of the sequence's block of an
+    /// index.
+    pub fn name_full_blocks(
+        &mut self,
+        table: &mut BlockTable,
+        num_computed_tokens: usize,
+        name_of: impl Fn(usize) -> Option<BlockName>,
+    ) {
+        let full = (num_computed_tokens / self.block_size).min(table.block_ids.len());
+        for index in table.num_named..full {
+            let Some(name) = name_of(index) else { break };
+            self.pool.name(table.block_ids[index], name);
+            table.num_named = index + 1;
         }
-        table.num_named = table.num_named.max(full);
+    }
+
+    /// Grows a table by one block, which a payload from elsewhere will fill before the next step computes, and names it.
+    /// `None`, and nothing taken, where no block is free.
+    pub fn load(&mut self, table: &mut BlockTable, name: BlockName) -> Option<BlockId> {
+        let block_id = self.pool.take()?;
+        table.block_ids.push(block_id);
+        table.num_named = table.block_ids.len();
+        self.pool.name(block_id, name);
+        self.pool.set_stored(block_id);
+        Some(block_id)
+    }
+
+    /// From now on what goes down is told by [`Self::take_stores`].
+    pub fn keep_stores(&mut self) {
+        self.keeps_stores = true;
+        self.pool.keep_evicted(MAX_EVICTED);
+    }
+
+    /// Blocks that go down before the next step: all that were evicted, and of those that were used a second time as many as
+    /// `max_written_through`.
+    pub fn take_stores(&mut self, max_written_through: usize) -> Vec<Store> {
+        let mut stores = self.pool.take_evicted();
+        let mut left = max_written_through;
+        while left > 0
+            && let Some((block_id, hash)) = self.used_again.pop_front()
+        {
+            if let Some(store) = self.pool.store(block_id, &hash, PutReason::WriteThrough) {
+                self.pool.set_stored(block_id);
+                stores.push(store);
+                left -= 1;
+            }
+        }
+        stores
+    }
+
+    /// Whether blocks wait to be written through.
+    pub fn has_used_again(&self) -> bool {
+        !self.used_again.is_empty()
+    }
+
+    /// Up to `most` blocks that are nowhere else, the most valuable first, as put down for a drain.
+    pub fn drain(&mut self, most: usize) -> Vec<Store> {
+        let unstored = self.pool.unstored();
+        let store = |(block_id, hash): (BlockId, BlockHash)| self.pool.store(block_id, &hash, PutReason::Drain);
+        let stores: Vec<Store> = unstored.into_iter().take(most).filter_map(store).collect();
+        stores.iter().for_each(|store| self.pool.set_stored(store.block_id));
+        stores
+    }
+
+    /// The blocks of these names that the pool holds, in order, up to the first that it does not.
+    pub fn held(&self, hashes: &[BlockHash], most: usize) -> Vec<BlockId> {
+        hashes.iter().take(most).map_while(|hash| self.pool.find(hash)).collect()
+    }
+
+    /// Notes that a table's sequence lost its place and will be back.
+    pub fn set_preempted(&mut self, table: &BlockTable) {
+        table.block_ids.iter().for_each(|&block_id| self.pool.set_preempted(block_id));
     }
 
     /// Takes the names of a table's blocks, so that nobody starts with their contents.
@@ -144,6 +224,11 @@ mod tests {
         BlockHash::root(&Salt::default()).chain(tokens, 16)
     }
 
+    fn names(hashes: &[BlockHash], index: usize) -> BlockName {
+        let parent = if index == 0 { BlockHash::root(&Salt::default()) } else { hashes[index - 1] };
+        BlockName { hash: hashes[index], parent, token_ids: [].into() }
+    }
+
     #[test]
     fn growing_is_all_or_nothing() {
         let mut manager = BlockManager::new(4, 16);
@@ -164,9 +249,10 @@ mod tests {
         let mut table = BlockTable::default();
         assert!(manager.grow(&mut table, 64));
         assert_eq!(manager.cached_prefix(&hashes), CachedPrefix::default(), "nothing is named before it is computed");
-        manager.name_full_blocks(&mut table, &hashes, 63);
+        let name_of = |index: usize| Some(names(&hashes, index));
+        manager.name_full_blocks(&mut table, 63, name_of);
         assert_eq!(manager.cached_prefix(&hashes).num_blocks, 3, "a block that is not full has no name");
-        manager.name_full_blocks(&mut table, &hashes, 64);
+        manager.name_full_blocks(&mut table, 64, name_of);
         let head = table.block_ids()[0];
         manager.free(table);
         assert_eq!(manager.cached_prefix(&hashes), CachedPrefix { num_blocks: 4, num_free: 4 });

@@ -6,7 +6,9 @@
 
 use std::collections::HashMap;
 
-use protocol::BlockHash;
+use protocol::{BlockHash, PutReason};
+
+use super::block_copies::{BlockName, Store};
 
 /// Physical block number.
 pub type BlockId = u32;
@@ -17,10 +19,22 @@ const NONE: u32 = u32::MAX;
 #[derive(Clone, Debug)]
 struct Block {
     ref_count: u32,
-    hash: Option<BlockHash>,
+    named: Option<Named>,
     /// Neighbours in the free list.
     previous: u32,
     next: u32,
+}
+
+/// A name, and what decides whether the contents are worth keeping elsewhere.
+#[derive(Clone, Debug)]
+struct Named {
+    name: BlockName,
+    /// Sequences that have used it.
+    uses: u32,
+    /// Whether it has been put down already, or was taken up from there.
+    is_stored: bool,
+    /// Whether it was last held by a sequence that will be back.
+    is_preempted: bool,
 }
 
 /// Reference counts, names, and the free blocks in the order in which they are taken.
@@ -31,14 +45,28 @@ pub struct BlockPool {
     first_free: u32,
     last_free: u32,
     num_free: usize,
+    /// Named blocks that were taken before they were put down: their contents are there until the next step.
+    evicted: Vec<Store>,
+    /// Whether `evicted` is kept, and how many at most.
+    max_evicted: usize,
+    num_lost: u64,
 }
 
 impl BlockPool {
     /// A pool of `num_blocks` free blocks without names.
     pub fn new(num_blocks: usize) -> Self {
-        let block = Block { ref_count: 0, hash: None, previous: NONE, next: NONE };
+        let block = Block { ref_count: 0, named: None, previous: NONE, next: NONE };
         let blocks = vec![block; num_blocks];
-        let mut pool = Self { blocks, by_hash: HashMap::new(), first_free: NONE, last_free: NONE, num_free: 0 };
+        let mut pool = Self {
+            blocks,
+            by_hash: HashMap::new(),
+            first_free: NONE,
+            last_free: NONE,
+            num_free: 0,
+            evicted: Vec::new(),
+            max_evicted: 0,
+            num_lost: 0,
+        };
         (0..num_blocks as BlockId).for_each(|block_id| pool.link_last(block_id));
         pool
     }
@@ -70,7 +98,74 @@ impl BlockPool {
 
     /// The block's name.
     pub fn hash(&self, block_id: BlockId) -> Option<BlockHash> {
-        self.blocks[block_id as usize].hash
+        self.blocks[block_id as usize].named.as_ref().map(|named| named.name.hash)
+    }
+
+    /// The block's name, and what it is the name of.
+    pub fn name_of(&self, block_id: BlockId) -> Option<&BlockName> {
+        self.blocks[block_id as usize].named.as_ref().map(|named| &named.name)
+    }
+
+    /// From now on blocks that lose their contents are told by [`Self::take_evicted`], up to so many between two calls.
+    pub fn keep_evicted(&mut self, max_evicted: usize) {
+        self.max_evicted = max_evicted;
+    }
+
+    /// Blocks that were taken since this was last called and hold contents that nobody else has.
+    pub fn take_evicted(&mut self) -> Vec<Store> {
+        std::mem::take(&mut self.evicted)
+    }
+
+    /// Blocks whose contents were lost because too many were taken at once.
+    pub fn num_lost(&self) -> u64 {
+        self.num_lost
+    }
+
+    /// Counts a use of a named block; how many there are now, and whether it has been put down.
+    pub fn touch(&mut self, block_id: BlockId) -> (u32, bool) {
+        self.blocks[block_id as usize].named.as_mut().map_or((0, true), |named| {
+            named.uses += 1;
+            named.is_preempted = false;
+            (named.uses, named.is_stored)
+        })
+    }
+
+    /// Notes that a block's contents are elsewhere too.
+    pub fn set_stored(&mut self, block_id: BlockId) {
+        if let Some(named) = &mut self.blocks[block_id as usize].named {
+            named.is_stored = true;
+        }
+    }
+
+    /// Notes that a block's sequence lost its place.
+    pub fn set_preempted(&mut self, block_id: BlockId) {
+        if let Some(named) = &mut self.blocks[block_id as usize].named {
+            named.is_preempted = true;
+        }
+    }
+
+    /// A block as one that is put down, if it still has this name and has not been.
+    pub fn store(&self, block_id: BlockId, hash: &BlockHash, reason: PutReason) -> Option<Store> {
+        let named = self.blocks[block_id as usize].named.as_ref()?;
+        let is_it = named.name.hash == *hash && !named.is_stored;
+        is_it.then(|| Store { block_id, name: named.name.clone(), reason })
+    }
+
+    /// Named blocks that are nowhere else, the most valuable first: the most used, then those held, then the last released,
+    /// whose chains' heads come before their tails.
+    pub fn unstored(&self) -> Vec<(BlockId, BlockHash)> {
+        let mut ids: Vec<BlockId> =
+            (0..).zip(&self.blocks).filter(|(_, b)| b.ref_count > 0).map(|(id, _)| id).collect();
+        let mut at = self.last_free;
+        while at != NONE {
+            ids.push(at);
+            at = self.blocks[at as usize].previous;
+        }
+        let named =
+            |&id: &BlockId| Some((id, self.blocks[id as usize].named.as_ref().filter(|named| !named.is_stored)?));
+        let mut all: Vec<(BlockId, &Named)> = ids.iter().filter_map(named).collect();
+        all.sort_by_key(|(_, named)| std::cmp::Reverse(named.uses));
+        all.into_iter().map(|(id, named)| (id, named.name.hash)).collect()
     }
 
     /// Takes the next free block, if there is one; what it held is forgotten.
@@ -83,10 +178,23 @@ impl BlockPool {
         let block = &mut self.blocks[block_id as usize];
         assert_eq!(block.ref_count, 0, "block {block_id} was on the free list with {} holders", block.ref_count);
         block.ref_count = 1;
-        if let Some(hash) = block.hash.take() {
-            self.by_hash.remove(&hash);
+        if let Some(named) = block.named.take() {
+            self.by_hash.remove(&named.name.hash);
+            self.note_evicted(block_id, named);
         }
         Some(block_id)
+    }
+
+    fn note_evicted(&mut self, block_id: BlockId, named: Named) {
+        if named.is_stored || self.max_evicted == 0 {
+            return;
+        }
+        if self.evicted.len() == self.max_evicted {
+            self.num_lost += 1;
+            return;
+        }
+        let reason = if named.is_preempted { PutReason::Preempt } else { PutReason::Evict };
+        self.evicted.push(Store { block_id, name: named.name, reason });
     }
 
     /// Holds a block once more: one that another sequence holds, or a free one that still has its contents.
@@ -105,7 +213,7 @@ impl BlockPool {
         let block = &mut self.blocks[block_id as usize];
         assert!(block.ref_count > 0, "block {block_id} released without a holder");
         block.ref_count -= 1;
-        let (is_free, is_named) = (block.ref_count == 0, block.hash.is_some());
+        let (is_free, is_named) = (block.ref_count == 0, block.named.is_some());
         match (is_free, is_named) {
             (true, true) => self.link_last(block_id),
             (true, false) => self.link_first(block_id),
@@ -114,19 +222,19 @@ impl BlockPool {
     }
 
     /// Names a held block, whose contents are complete. A name that another block has already stays there.
-    pub fn name(&mut self, block_id: BlockId, hash: BlockHash) {
+    pub fn name(&mut self, block_id: BlockId, name: BlockName) {
         let block = &mut self.blocks[block_id as usize];
         assert!(block.ref_count > 0, "block {block_id} named without a holder");
-        if block.hash.is_none() && !self.by_hash.contains_key(&hash) {
-            block.hash = Some(hash);
-            self.by_hash.insert(hash, block_id);
+        if block.named.is_none() && !self.by_hash.contains_key(&name.hash) {
+            self.by_hash.insert(name.hash, block_id);
+            block.named = Some(Named { name, uses: 1, is_stored: false, is_preempted: false });
         }
     }
 
     /// Takes a block's name, if it has one.
     pub fn forget_name(&mut self, block_id: BlockId) {
-        if let Some(hash) = self.blocks[block_id as usize].hash.take() {
-            self.by_hash.remove(&hash);
+        if let Some(named) = self.blocks[block_id as usize].named.take() {
+            self.by_hash.remove(&named.name.hash);
         }
     }
 
@@ -183,8 +291,8 @@ impl BlockPool {
         let mut named = 0;
         for (block_id, block) in (0..).zip(&self.blocks) {
             assert_eq!(block.ref_count, holders.get(&block_id).copied().unwrap_or(0), "holders of block {block_id}");
-            if let Some(hash) = block.hash {
-                assert_eq!(self.by_hash.get(&hash), Some(&block_id), "the name of block {block_id}");
+            if let Some(Named { name, .. }) = &block.named {
+                assert_eq!(self.by_hash.get(&name.hash), Some(&block_id), "the name of block {block_id}");
                 named += 1;
             }
         }
@@ -198,8 +306,13 @@ mod tests {
     use super::*;
     use protocol::Salt;
 
+    fn name(number: u32) -> BlockName {
+        let parent = BlockHash::root(&Salt::default());
+        BlockName { hash: parent.child(&[number]), parent, token_ids: [number].into() }
+    }
+
     fn hash(number: u32) -> BlockHash {
-        BlockHash::root(&Salt::default()).child(&[number])
+        name(number).hash
     }
 
     #[test]
@@ -223,7 +336,7 @@ mod tests {
                     }
                 }
                 (2, Some(block_id)) if pick.is_multiple_of(9) => pool.forget_name(block_id),
-                (2, Some(block_id)) => pool.name(block_id, hash(pick as u32 % 12)),
+                (2, Some(block_id)) => pool.name(block_id, name(pick as u32 % 12)),
                 (_, Some(block_id)) => {
                     pool.release(block_id);
                     holders.entry(block_id).and_modify(|count| *count -= 1);
@@ -239,8 +352,8 @@ mod tests {
     fn the_least_recently_released_is_taken_first_and_nameless_blocks_before_it() {
         let mut pool = BlockPool::new(3);
         let ids: Vec<BlockId> = (0..3).filter_map(|_| pool.take()).collect();
-        pool.name(ids[0], hash(0));
-        pool.name(ids[1], hash(1));
+        pool.name(ids[0], name(0));
+        pool.name(ids[1], name(1));
         for &id in &ids {
             pool.release(id);
         }
@@ -248,6 +361,25 @@ mod tests {
         assert_eq!((pool.take(), pool.find(&hash(0)), pool.find(&hash(1))), (Some(ids[0]), None, Some(ids[1])));
         pool.hold(ids[1]);
         assert_eq!((pool.num_free(), pool.take()), (0, None));
+    }
+
+    #[test]
+    fn what_is_nowhere_else_is_told_when_it_is_taken() {
+        let mut pool = BlockPool::new(4);
+        let ids: Vec<BlockId> = (0..4).filter_map(|_| pool.take()).collect();
+        (0..4).for_each(|number| pool.name(ids[number as usize], name(number)));
+        assert_eq!(pool.touch(ids[2]), (2, false));
+        pool.set_stored(ids[1]);
+        for &id in &ids {
+            pool.release(id);
+        }
+        assert_eq!(pool.unstored().iter().map(|(id, _)| *id).collect::<Vec<_>>(), [ids[2], ids[3], ids[0]]);
+        pool.set_preempted(ids[2]);
+        pool.keep_evicted(2);
+        assert_eq!((0..4).filter_map(|_| pool.take()).count(), 4);
+        let told: Vec<_> = pool.take_evicted().into_iter().map(|store| (store.block_id, store.reason)).collect();
+        assert_eq!(told, [(ids[0], PutReason::Evict), (ids[2], PutReason::Preempt)]);
+        assert_eq!((pool.num_lost(), pool.store(ids[3], &hash(3), PutReason::Drain)), (1, None));
     }
 
     #[test]

@@ -42,6 +42,11 @@ impl KvLayout {
         self.num_kv_heads * self.block_size * self.head_dim
     }
 
+    /// Bytes of one block's canonical payload: layer-major, K then V, `[kv_head, offset, head_dim]`, f16.
+    pub fn payload_bytes(&self) -> usize {
+        self.block_values() * 2 * 2 * self.num_layers
+    }
+
     /// Bytes of one layer's K (or V) buffer.
     pub fn layer_bytes(&self) -> u64 {
         (self.num_blocks * self.block_values() * 2) as u64

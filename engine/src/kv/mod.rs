@@ -1,9 +1,13 @@
 //! KV blocks: who holds which (pool and tables, pure) and where their bytes lie (layout).
 
+mod block_copies;
 mod block_manager;
 mod block_pool;
 mod kv_cache;
+mod staged;
 
+pub use block_copies::{BlockCopies, BlockName, Load, Store};
 pub use block_manager::{BlockManager, BlockTable};
 pub use block_pool::{BlockId, BlockPool};
 pub use kv_cache::{BLOCK_SIZE, KvLayout};
+pub use staged::{Staged, StagedBlock};

@@ -7,8 +7,11 @@ pub mod cpu;
 pub mod rotary;
 pub mod wgpu;
 
+use bytes::Bytes;
+
 use crate::batch::{ModelInput, Selected};
 use crate::gguf::Tensor;
+use crate::kv::{BlockId, Load};
 
 /// A device that failed. Everything in flight on it is lost.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -159,6 +162,21 @@ pub trait Ops: Sized {
     /// # Errors
     /// When the device has failed.
     fn select(&mut self, logits: &Self::Buffer) -> Result<Vec<Selected>, DeviceError>;
+
+    /// Copies KV blocks out of the pool, then others into it, before whatever is recorded next.
+    ///
+    /// # Errors
+    /// When the device has failed.
+    fn copy_blocks(&mut self, stores: &[BlockId], loads: &[Load]) -> Result<(), DeviceError>;
+
+    /// The canonical payloads of the blocks that were copied out last, in their order.
+    ///
+    /// # Errors
+    /// When the device has failed.
+    fn copied_out(&mut self) -> Result<Vec<Bytes>, DeviceError>;
+
+    /// What computes here, as a class of equal bits: up to 16 letters.
+    fn numerics(&self) -> String;
 
     /// Kernels dispatched since the start.
     fn num_dispatches(&self) -> u64 {

@@ -6,16 +6,23 @@
 //! found again) and it waits in its old place. So the first in order always goes on, and a request that fits the empty pool
 //! finishes.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use crate::kv::{BlockManager, BlockTable};
+use crate::kv::{BlockCopies, BlockManager, BlockName, BlockTable, Load, Staged};
 use crate::sequence::{RequestId, Sequence};
+use protocol::BlockHash;
 
 #[cfg(test)]
 mod tests;
 
 /// Waiting sequences that a step passes over because their prefix is being computed: each costs a look-up of its prefix.
 const MAX_HELD: usize = 16;
+
+/// Blocks that arrive before one step: what a bus moves in a few milliseconds.
+const MAX_LOADS: usize = 64;
+/// Blocks that go down for a second use before one step: where nothing runs, and beside running sequences.
+const MAX_STORES: usize = 32;
+const MAX_STORES_BESIDE: usize = 4;
 
 /// Bounds of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +38,8 @@ pub struct SchedulerLimits {
     pub max_context_tokens: usize,
     /// Whether a sequence may start with cached blocks.
     pub enable_prefix_caching: bool,
+    /// Whether there are tiers below the pool.
+    pub has_tiers: bool,
 }
 
 /// A sequence's place in every queue: the lower goes first.
@@ -62,6 +71,19 @@ pub struct Schedule {
     pub admitted: Vec<RequestId>,
     /// Sequences that lost their blocks to it.
     pub preempted: Vec<RequestId>,
+    /// Blocks that leave and arrive before it.
+    pub copies: BlockCopies,
+    /// Sequences whose next blocks the tiers are to be asked for; they are held back until they hear.
+    pub wanted: Vec<Wanted>,
+}
+
+/// Blocks that the pool lacks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Whose.
+    pub id: RequestId,
+    /// In order: each follows on the one before.
+    pub blocks: Vec<BlockName>,
 }
 
 /// Sums since the start.
@@ -73,12 +95,17 @@ pub struct SchedulerCounters {
     pub num_queried_tokens: u64,
     /// Prompt tokens that were found there.
     pub num_hit_tokens: u64,
+    /// Tokens that the pool lacked and the tiers were asked for.
+    pub num_asked_tokens: u64,
+    /// Tokens that they had, and that were taken up.
+    pub num_loaded_tokens: u64,
 }
 
 /// What is left of a step's bounds.
 struct Left {
     tokens: usize,
     logits_rows: usize,
+    loads: usize,
 }
 
 /// The queues.
@@ -95,7 +122,10 @@ pub struct Scheduler {
 
 impl Scheduler {
     /// An empty scheduler over all of `blocks`.
-    pub fn new(limits: SchedulerLimits, blocks: BlockManager) -> Self {
+    pub fn new(limits: SchedulerLimits, mut blocks: BlockManager) -> Self {
+        if limits.has_tiers {
+            blocks.keep_stores();
+        }
         let (waiting, running, places) = (BTreeMap::new(), BTreeMap::new(), HashMap::new());
         let counters = SchedulerCounters::default();
         Self { limits, blocks, waiting, running, places, num_arrived: 0, counters }
@@ -161,7 +191,11 @@ impl Scheduler {
     /// The next step: all decodes, and at most `prefill_budget` tokens of prefill within the limits.
     pub fn schedule(&mut self, prefill_budget: usize) -> Schedule {
         let mut schedule = Schedule::default();
-        let mut left = Left { tokens: self.limits.max_num_batched_tokens, logits_rows: self.limits.max_logits_rows };
+        let mut left = Left {
+            tokens: self.limits.max_num_batched_tokens,
+            logits_rows: self.limits.max_logits_rows,
+            loads: MAX_LOADS,
+        };
         let (decodes, prefills): (Vec<(Place, bool)>, _) = self
             .running
             .iter()
@@ -181,7 +215,7 @@ impl Scheduler {
             if left.tokens == 0 {
                 break;
             }
-            if self.make_room(place, &mut schedule) {
+            if self.load_staged(place, &mut left, &mut schedule) && self.make_room(place, &mut schedule) {
                 self.share_chunk(place, &mut left, &mut schedule);
             }
         }
@@ -189,7 +223,48 @@ impl Scheduler {
         if schedule.preempted.is_empty() {
             self.admit(&mut left, &mut schedule);
         }
+        // Streams leave less of the device's bandwidth idle.
+        let max_written_through = if schedule.batch.is_empty() { MAX_STORES } else { MAX_STORES_BESIDE };
+        schedule.copies.stores = self.blocks.take_stores(max_written_through);
         schedule
+    }
+
+    /// Gives a running sequence its next staged blocks. True where none are left, so that the rest may be computed.
+    fn load_staged(&mut self, place: Place, left: &mut Left, schedule: &mut Schedule) -> bool {
+        let Some(sequence) = self.running.get_mut(&place) else { return false };
+        while left.loads > 0 && !sequence.staged.is_empty() {
+            let Some(name) = sequence.block_name(sequence.block_table.block_ids().len()) else { break };
+            let Some(block_id) = self.blocks.load(&mut sequence.block_table, name) else { break };
+            let Some(block) = sequence.staged.pop() else { break };
+            left.loads -= 1;
+            sequence.num_computed_tokens += self.blocks.block_size();
+            self.counters.num_loaded_tokens += self.blocks.block_size() as u64;
+            schedule.copies.loads.push(Load { block_id, payload: block.payload });
+        }
+        // Where the pool is full, what is staged is not waited with: it is computed like the rest when blocks are free.
+        if left.loads > 0 {
+            sequence.staged = Staged::Here(0, VecDeque::new());
+        }
+        sequence.staged.is_empty()
+    }
+
+    /// Blocks that are used twice go down where nothing runs.
+    pub fn idle_copies(&mut self) -> BlockCopies {
+        BlockCopies { stores: self.blocks.take_stores(MAX_STORES), loads: Vec::new() }
+    }
+
+    /// The next blocks of a drain, the most valuable first.
+    pub fn drain_copies(&mut self) -> BlockCopies {
+        BlockCopies { stores: self.blocks.drain(MAX_STORES), loads: Vec::new() }
+    }
+
+    /// Hands a sequence that is held back what arrived for it; `is_last` lets it go on.
+    pub fn stage(&mut self, id: RequestId, blocks: Vec<crate::kv::StagedBlock>, is_last: bool) {
+        let Some(sequence) = self.places.get(&id).and_then(|place| self.waiting.get_mut(place)) else { return };
+        sequence.staged.push(blocks);
+        if is_last {
+            sequence.staged.close();
+        }
     }
 
     /// Makes room for one more token of a running sequence, preempting from the end. False where it runs no longer, or
@@ -215,7 +290,10 @@ impl Scheduler {
     /// Takes a running sequence's blocks, and its share of this step if it has one; it waits in its old place.
     fn preempt(&mut self, place: Place, schedule: &mut Schedule) {
         let Some(mut sequence) = self.running.remove(&place) else { return };
+        self.blocks.set_preempted(&sequence.block_table);
         self.blocks.free(std::mem::take(&mut sequence.block_table));
+        // What was evicted meanwhile may be found below when it resumes.
+        sequence.staged = Staged::Unasked;
         sequence.num_computed_tokens = 0;
         sequence.prefill_len = sequence.tokens.len();
         schedule.batch.retain(|scheduled| scheduled.place != place);
@@ -258,16 +336,18 @@ impl Scheduler {
             if left.tokens == 0 || self.running.len() >= self.limits.max_num_seqs {
                 return;
             }
-            let Some(next) = self.waiting.get(&place) else { return };
-            let hashes = if self.limits.enable_prefix_caching { next.cacheable_hashes() } else { &[] };
+            let hashes = self.cacheable_hashes(place);
             let cached = self.blocks.cached_prefix(hashes);
-            if self.is_being_computed(place, hashes, cached.num_blocks) {
+            if self.is_being_computed(place, hashes, cached.num_blocks)
+                || self.is_held_for_tiers(place, cached.num_blocks, schedule)
+            {
                 num_held += 1;
                 if num_held == MAX_HELD {
                     return;
                 }
                 continue;
             }
+            let Some(next) = self.waiting.get(&place) else { return };
             let contexts: usize = self.running.values().map(|sequence| sequence.tokens.len()).sum();
             if !self.running.is_empty() && contexts + next.tokens.len() > self.limits.max_context_tokens {
                 return;
@@ -278,14 +358,49 @@ impl Scheduler {
             if needed + promised + watermark > self.blocks.num_free_blocks() {
                 return;
             }
-            let table = self.blocks.start(&hashes[..cached.num_blocks]);
+            let cached_hashes = self.cacheable_hashes(place)[..cached.num_blocks].to_vec();
+            let table = self.blocks.start(&cached_hashes);
             let Some(mut sequence) = self.waiting.remove(&place) else { return };
             self.start(&mut sequence, table);
             promised += self.missing_blocks(&sequence);
             schedule.admitted.push(sequence.id);
             self.running.insert(place, sequence);
-            self.share_chunk(place, left, schedule);
+            if self.load_staged(place, left, schedule) {
+                self.share_chunk(place, left, schedule);
+            }
         }
+    }
+
+    /// The blocks that a waiting sequence may start with.
+    fn cacheable_hashes(&self, place: Place) -> &[BlockHash] {
+        match self.waiting.get(&place) {
+            Some(next) if self.limits.enable_prefix_caching => next.cacheable_hashes(),
+            _ => &[],
+        }
+    }
+
+    /// Whether a waiting sequence is held back for blocks from the tiers, which are asked once each time it waits.
+    fn is_held_for_tiers(&mut self, place: Place, num_cached: usize, schedule: &mut Schedule) -> bool {
+        let Some(sequence) = self.waiting.get_mut(&place).filter(|_| self.limits.has_tiers) else { return false };
+        if !matches!(sequence.staged, Staged::Unasked) {
+            return sequence.staged.is_arriving();
+        }
+        let num_wanted = sequence.cacheable_hashes().len();
+        if num_wanted <= num_cached {
+            return false;
+        }
+        // Who would fetch what another is fetching waits for it.
+        let next = sequence.block_hashes()[num_cached];
+        let is_next = |other: &Sequence| other.block_hashes().get(num_cached) == Some(&next);
+        if self.waiting.range(..place).any(|(_, other)| other.staged.is_arriving() && is_next(other)) {
+            return true;
+        }
+        let Some(sequence) = self.waiting.get_mut(&place) else { return false };
+        let blocks: Vec<BlockName> = (num_cached..num_wanted).map_while(|index| sequence.block_name(index)).collect();
+        sequence.staged = Staged::Arriving(num_cached, VecDeque::new());
+        self.counters.num_asked_tokens += (blocks.len() * self.blocks.block_size()) as u64;
+        schedule.wanted.push(Wanted { id: sequence.id, blocks });
+        true
     }
 
     fn start(&mut self, sequence: &mut Sequence, table: BlockTable) {
@@ -293,8 +408,10 @@ impl Scheduler {
         sequence.block_table = table;
         sequence.num_computed_tokens = num_cached;
         sequence.prefill_len = sequence.tokens.len();
+        sequence.staged.cut(num_cached / self.blocks.block_size());
         if sequence.num_cached_tokens.is_none() {
-            sequence.num_cached_tokens = Some(num_cached);
+            let num_staged = sequence.staged.len() * self.blocks.block_size();
+            sequence.num_cached_tokens = Some(num_cached + num_staged);
             if self.limits.enable_prefix_caching {
                 self.counters.num_queried_tokens += sequence.prompt_len as u64;
                 self.counters.num_hit_tokens += num_cached as u64;
@@ -310,7 +427,7 @@ impl Scheduler {
     /// Whether a running sequence that goes before `place` is about to fill the next block that one with these names needs:
     /// who waits for it finds the block in the cache, so that a prompt that several ask for at once is computed once. One
     /// that wants the log probabilities of its prompt is too slow to be waited for.
-    fn is_being_computed(&self, place: Place, hashes: &[protocol::BlockHash], num_cached: usize) -> bool {
+    fn is_being_computed(&self, place: Place, hashes: &[BlockHash], num_cached: usize) -> bool {
         let Some(wanted) = hashes.get(num_cached) else { return false };
         let end = (num_cached + 1) * self.blocks.block_size();
         self.running.range(..place).any(|(_, sequence)| {
@@ -326,9 +443,9 @@ impl Scheduler {
         let sequence = self.running.get_mut(&scheduled.place)?;
         sequence.num_computed_tokens += scheduled.num_tokens;
         if self.limits.enable_prefix_caching {
-            let Sequence { num_computed_tokens, .. } = *sequence;
             let mut table = std::mem::take(&mut sequence.block_table);
-            self.blocks.name_full_blocks(&mut table, sequence.block_hashes(), num_computed_tokens);
+            let name_of = |index| sequence.block_name(index);
+            self.blocks.name_full_blocks(&mut table, sequence.num_computed_tokens, name_of);
             sequence.block_table = table;
         }
         Some(sequence)

@@ -29,6 +29,7 @@ fn scheduler(num_blocks: usize, max_num_batched_tokens: usize) -> Scheduler {
         max_logits_rows: 8,
         max_context_tokens: usize::MAX,
         enable_prefix_caching: true,
+        has_tiers: false,
     };
     Scheduler::new(limits, BlockManager::new(num_blocks, 16))
 }

@@ -6,6 +6,8 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
+use cache_tier::Store;
+
 use super::Shared;
 use super::error::ApiError;
 use crate::engine_loop::EngineState;
@@ -54,7 +56,9 @@ pub(super) async fn ready(State(server): Shared) -> (StatusCode, Json<Value>) {
 
 /// Prometheus' text format.
 pub(super) async fn metrics(State(server): Shared) -> Response {
-    match server.engine.metrics().render() {
+    let metrics = server.engine.metrics();
+    metrics.kv.places(&server.engine.kv_store().stats());
+    match metrics.render() {
         Ok(text) => ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response(),
         Err(error) => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, format!("metrics: {error}")).into_response(),
     }

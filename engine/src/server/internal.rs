@@ -6,10 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use axum::extract::State;
-use axum::routing::get;
+use axum::http::StatusCode;
+use axum::routing::{get, post};
 use axum::{Json, Router};
+use cache_tier::http::KvService;
 use protocol::WorkerReport;
 use protocol::report::{Capacity, Load, Rates, Role};
+
+use serde_json::{Value, json};
 
 use super::auth::check_cluster_token;
 use super::{Server, Shared, health};
@@ -18,14 +22,30 @@ use crate::kv::BLOCK_SIZE;
 
 /// Routes of the internal listener; with a token, only its holders are served.
 pub fn internal_router(server: Arc<Server>, cluster_token: Option<&str>) -> Router {
-    let token = cluster_token.map(|token| blake3::hash(token.as_bytes()));
-    Router::new()
+    let engine = server.engine.clone();
+    let kv = KvService::of_model(server.engine.kv_store(), Arc::new(move || engine.fingerprint()));
+    let closed = Router::new()
         .route("/internal/v1/report", get(report))
-        .layer(axum::middleware::from_fn_with_state(token, check_cluster_token))
-        .route("/health", get(health::health))
-        .route("/ready", get(health::ready))
+        .route("/internal/v1/drain", post(drain))
+        .with_state(Arc::clone(&server))
+        .merge(kv.router());
+    with_cluster_token(closed, cluster_token)
+        .merge(
+            Router::new().route("/health", get(health::health)).route("/ready", get(health::ready)).with_state(server),
+        )
         .fallback(super::not_found)
-        .with_state(server)
+}
+
+/// Routes that only holders of the token reach, where there is one.
+pub fn with_cluster_token(router: Router, cluster_token: Option<&str>) -> Router<()> {
+    let token = cluster_token.map(|token| blake3::hash(token.as_bytes()));
+    router.layer(axum::middleware::from_fn_with_state(token, check_cluster_token))
+}
+
+/// Ends this process as SIGTERM does: no new requests, running ones finish, KV blocks go down.
+async fn drain(State(server): Shared) -> (StatusCode, Json<Value>) {
+    server.ask_to_drain();
+    (StatusCode::ACCEPTED, Json(json!({ "status": "draining" })))
 }
 
 async fn report(State(server): Shared) -> Json<WorkerReport> {

@@ -34,7 +34,7 @@ use axum::http::{HeaderValue, Method, Request, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
 use crate::chat_template::ChatTemplate;
@@ -43,7 +43,7 @@ use crate::tokenizer::Tokenizer;
 pub use auth::ApiKeys;
 pub use connection::{ConnectionLimits, serve, serve_connection};
 use error::ApiError;
-pub use internal::internal_router;
+pub use internal::{internal_router, with_cluster_token};
 pub use tls::acceptor;
 
 /// Settings of the server.
@@ -85,6 +85,7 @@ pub struct Server {
     config: ServerConfig,
     started_at_s: u64,
     draining: AtomicBool,
+    drain_asked: Notify,
     /// Prompts being rendered and tokenised.
     preparing: Arc<Semaphore>,
     /// Bytes of bodies that may be in memory.
@@ -119,6 +120,7 @@ impl Server {
             config,
             started_at_s,
             draining,
+            drain_asked: Notify::new(),
             preparing,
             epoch,
             text_bytes: AtomicU64::new(0),
@@ -129,6 +131,17 @@ impl Server {
     /// From now on new requests are refused and `/ready` says no; running streams go on.
     pub fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// Asks whoever runs the server to end it.
+    fn ask_to_drain(&self) {
+        self.drain();
+        self.drain_asked.notify_one();
+    }
+
+    /// Waits until somebody asks for the end.
+    pub async fn drain_asked(&self) {
+        self.drain_asked.notified().await;
     }
 
     fn is_draining(&self) -> bool {

@@ -33,6 +33,12 @@ pub struct SimProfile {
     pub decode_ms_per_sequence: f64,
     /// Milliseconds for each prompt token.
     pub prefill_ms_per_token: f64,
+    /// Bytes of KV state a token, which moving a block is charged by.
+    #[serde(default = "kv_bytes_per_token")]
+    pub kv_bytes_per_token: f64,
+    /// Gigabytes a second between device and host.
+    #[serde(default = "transfer_gb_per_s")]
+    pub transfer_gb_per_s: f64,
     /// KV blocks of 16 tokens.
     pub kv_blocks: usize,
     /// Longest sequence.
@@ -52,6 +58,16 @@ pub struct SimProfile {
     /// What goes wrong.
     #[serde(default)]
     pub faults: Faults,
+}
+
+/// An 8B model with grouped heads in f16.
+fn kv_bytes_per_token() -> f64 {
+    131_072.0
+}
+
+/// Half of what a PCIe 4.0 slot of 16 lanes can do.
+fn transfer_gb_per_s() -> f64 {
+    16.0
 }
 
 /// Faults, each after so many tokens (prompt and answer) since the start.
@@ -103,6 +119,9 @@ impl SimProfile {
         ];
         if let Some((name, value)) = times.iter().find(|(_, value)| !(0.0..=1e6).contains(value)) {
             return Err(format!("{name} = {value}: must be a number from 0 to 1000000"));
+        }
+        if !(1e-3..=1e6).contains(&profile.transfer_gb_per_s) || !(0.0..=1e9).contains(&profile.kv_bytes_per_token) {
+            return Err("transfer_gb_per_s must be 0.001 to 1000000, and kv_bytes_per_token 0 to 1000000000".into());
         }
         if !(0.0..=1.0).contains(&profile.jitter) {
             return Err(format!("jitter = {}: must be 0 to 1", profile.jitter));

@@ -4,9 +4,12 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+use protocol::NumericsClass;
+
 use super::profile::SimProfile;
 use crate::batch::{Choice, ModelInput, Selected, SequenceInput, TokenLogprob};
-use crate::kv::BLOCK_SIZE;
+use crate::kv::{BLOCK_SIZE, BlockId, Load};
 use crate::model_runner::StepRunner;
 use crate::ops::DeviceError;
 use crate::sampler::mix;
@@ -16,6 +19,8 @@ use crate::tokenizer::Tokenizer;
 const ROOT: u64 = 0x5067_6f64_6153_494d;
 /// Far beyond any test's patience: a step that never ends.
 const FOREVER: Duration = Duration::from_secs(60 * 60 * 24 * 365);
+/// Bytes of a block outside the device; its transfer is charged at the profile's size.
+const PAYLOAD_BYTES: usize = 64;
 /// Letters of the answers: four a token where tokens are four bytes.
 const LETTERS: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz .,-!?";
 
@@ -29,6 +34,9 @@ pub struct SimRunner {
     cache: Vec<u64>,
     num_tokens: u64,
     num_steps: u64,
+    outgoing: Vec<Bytes>,
+    /// Bytes that a real device would have moved and nobody has waited for.
+    moved_bytes: f64,
 }
 
 impl SimRunner {
@@ -36,7 +44,7 @@ impl SimRunner {
     pub fn new(profile: SimProfile, tokenizer: &Tokenizer) -> Self {
         let cache = vec![0; profile.kv_blocks * BLOCK_SIZE];
         let (vocab_size, eos) = (tokenizer.vocab_size(), tokenizer.eos_token_ids().first().copied());
-        Self { profile, vocab_size, eos, cache, num_tokens: 0, num_steps: 0 }
+        Self { profile, vocab_size, eos, cache, num_tokens: 0, num_steps: 0, outgoing: Vec::new(), moved_bytes: 0.0 }
     }
 
     fn has_passed(&self, tokens: Option<u64>) -> bool {
@@ -81,6 +89,12 @@ impl SimRunner {
     }
 }
 
+/// A full block's state: the hash of its tokens, which is all that is read of it, and seven words made of it.
+fn payload(state: u64) -> Bytes {
+    let words = (0..8).scan(state, |word, _| Some(std::mem::replace(word, mix(*word + 1))));
+    words.flat_map(u64::to_le_bytes).collect()
+}
+
 fn slot(sequence: &SequenceInput, position: usize) -> usize {
     sequence.block_table[position / BLOCK_SIZE] as usize * BLOCK_SIZE + position % BLOCK_SIZE
 }
@@ -111,6 +125,36 @@ impl StepRunner for SimRunner {
             answers.push(Selected::Token(token, logprob));
         }
         Ok(answers)
+    }
+
+    fn copy_blocks(&mut self, stores: &[BlockId], loads: &[Load]) -> Result<(), DeviceError> {
+        let end = |block_id: BlockId| block_id as usize * BLOCK_SIZE + BLOCK_SIZE - 1;
+        self.outgoing = stores.iter().map(|&block_id| payload(self.cache[end(block_id)])).collect();
+        for Load { block_id, payload } in loads {
+            let mut state = [0; 8];
+            state.copy_from_slice(&payload[..8]);
+            self.cache[end(*block_id)] = u64::from_le_bytes(state);
+        }
+        let block_bytes = self.profile.kv_bytes_per_token * BLOCK_SIZE as f64;
+        self.moved_bytes += (stores.len() + loads.len()) as f64 * block_bytes;
+        Ok(())
+    }
+
+    fn copied_out(&mut self) -> Result<Vec<Bytes>, DeviceError> {
+        Ok(std::mem::take(&mut self.outgoing))
+    }
+
+    fn payload_bytes(&self) -> usize {
+        PAYLOAD_BYTES
+    }
+
+    fn numerics(&self) -> NumericsClass {
+        NumericsClass::new("sim")
+    }
+
+    fn copy_latency(&mut self) -> Option<Duration> {
+        let seconds = std::mem::take(&mut self.moved_bytes) / (self.profile.transfer_gb_per_s * 1e9);
+        (seconds > 0.0).then(|| Duration::from_secs_f64(seconds))
     }
 
     fn latency(&mut self, input: &ModelInput) -> Option<Duration> {

@@ -6,6 +6,7 @@
 mod adjust_logits;
 mod argmax;
 mod embedding;
+mod gather_blocks;
 mod gather_rows;
 mod matmul;
 mod matmul_int8;
@@ -17,6 +18,7 @@ mod reshape_and_cache;
 mod rms_norm;
 mod rotary_embedding;
 mod sample;
+mod scatter_blocks;
 mod silu_and_mul;
 mod token_logprobs;
 mod top_k;
@@ -24,6 +26,7 @@ mod top_k;
 pub use adjust_logits::adjust_logits;
 pub use argmax::argmax;
 pub use embedding::embedding;
+pub use gather_blocks::gather_blocks;
 pub use gather_rows::gather_rows;
 pub use matmul::matmul;
 pub use matmul_int8::matmul_int8;
@@ -35,6 +38,7 @@ pub use reshape_and_cache::reshape_and_cache;
 pub use rms_norm::rms_norm;
 pub use rotary_embedding::rotary_embedding;
 pub use sample::sample;
+pub use scatter_blocks::scatter_blocks;
 pub use silu_and_mul::silu_and_mul;
 pub use token_logprobs::token_logprobs;
 pub use top_k::top_k;
@@ -118,6 +122,16 @@ mod tests {
         assert_eq!(paged_attention_prefill(&[2.0], cache, &[chunk], 1, 0.5), vec![20.0]);
         let partials = paged_attention_decode(&[2.0], cache, &[&[1, 0]], &[(0, 0, 1), (0, 1, 2)], 1, 0.5);
         assert_eq!(paged_attention_reduce(&partials, &[0, 2], 1), vec![20.0]);
+    }
+
+    #[test]
+    fn blocks_are_gathered_layer_by_layer_and_scattered_back() {
+        let caches = [(vec![1, 2, 3, 4], vec![5, 6, 7, 8]), (vec![10, 20, 30, 40], vec![50, 60, 70, 80])];
+        let payloads = gather_blocks(&caches, &[1, 0], 2);
+        assert_eq!(payloads, [3, 4, 7, 8, 30, 40, 70, 80, 1, 2, 5, 6, 10, 20, 50, 60]);
+        let mut back = vec![(vec![0; 4], vec![0; 4]); 2];
+        scatter_blocks(&payloads, &[1, 0], &mut back, 2);
+        assert_eq!(back, caches);
     }
 
     #[test]

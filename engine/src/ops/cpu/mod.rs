@@ -4,11 +4,13 @@
 //! sum runs in a fixed order of fused multiply-adds, so results are the same on any CPU, batch and chunking.
 
 mod attention;
+mod copy;
 mod dot;
 mod exp;
 mod matmul;
 mod select;
 
+use bytes::Bytes;
 use half::f16;
 use half::slice::HalfBitsSliceExt;
 use rayon::prelude::*;
@@ -17,7 +19,7 @@ use super::rotary::Rotary;
 use super::{DeviceError, Ops, Rows, Write};
 use crate::batch::{ModelInput, Selected};
 use crate::gguf::Tensor;
-use crate::kv::KvLayout;
+use crate::kv::{BlockId, KvLayout, Load};
 
 /// Values that one thread goes over sooner than another is woken.
 const ALONE_VALUES: usize = 16 << 10;
@@ -59,6 +61,8 @@ pub struct CpuOps {
     rotations: Vec<[f32; 2]>,
     /// Scratch of the matrix product.
     products: Vec<f32>,
+    /// Blocks that were copied out.
+    outgoing: Vec<Bytes>,
 }
 
 impl CpuOps {
@@ -85,6 +89,7 @@ impl CpuOps {
             input: ModelInput::default(),
             rotations: Vec::new(),
             products: Vec::new(),
+            outgoing: Vec::new(),
         })
     }
 
@@ -239,6 +244,20 @@ impl Ops for CpuOps {
     fn select(&mut self, logits: &Buffer) -> Result<Vec<Selected>, DeviceError> {
         let rows = logits.values.par_chunks_exact(logits.width);
         Ok(rows.zip(&self.input.selections).map(|(row, selection)| select::select_row(row, selection)).collect())
+    }
+
+    fn copy_blocks(&mut self, stores: &[BlockId], loads: &[Load]) -> Result<(), DeviceError> {
+        self.outgoing = stores.iter().map(|&block_id| self.gather_block(block_id)).collect();
+        loads.iter().for_each(|load| self.scatter_block(load));
+        Ok(())
+    }
+
+    fn copied_out(&mut self) -> Result<Vec<Bytes>, DeviceError> {
+        Ok(std::mem::take(&mut self.outgoing))
+    }
+
+    fn numerics(&self) -> String {
+        "cpu-f32".to_owned()
     }
 
     fn memory_bytes(&self) -> u64 {

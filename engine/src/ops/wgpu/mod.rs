@@ -2,18 +2,22 @@
 //!
 //! Called by the model definitions on the engine thread. Only selected tokens (or asked-for logits) leave the device.
 
+mod copy;
 mod select;
 mod step;
 
 use std::cell::Cell;
 use std::sync::Arc;
 
+use bytes::Bytes;
+
 use super::rotary::Rotary;
 use super::{DeviceError, Ops, Rows, Write};
 use crate::batch::{ModelInput, Selected};
 use crate::gguf::Tensor;
 use crate::kernels::{self, Activations, DeviceMatrix, Encoder, Gpu, GpuBuffer, Plan};
-use crate::kv::KvLayout;
+use crate::kv::{BlockId, KvLayout, Load};
+use copy::CopyBuffers;
 pub use select::MAX_DEVICE_LOGPROBS;
 use select::SelectBuffers;
 pub use step::StepLimits;
@@ -58,6 +62,7 @@ pub struct WgpuOps {
     inputs: StepInputs,
     partials: GpuBuffer,
     select: SelectBuffers,
+    copies: CopyBuffers,
     input: ModelInput,
     shape: StepShape,
 }
@@ -90,6 +95,7 @@ impl WgpuOps {
             encoder: Encoder::new(Arc::clone(&gpu), plan.max_work),
             partials: gpu.allocate("attention splits", max_splits * partial_bytes(&layout))?,
             select: SelectBuffers::allocate(&gpu, limits.max_logits_rows)?,
+            copies: CopyBuffers::default(),
             pair_stride: 1,
             input: ModelInput::default(),
             shape: StepShape::default(),
@@ -297,6 +303,28 @@ impl Ops for WgpuOps {
 
     fn select(&mut self, logits: &Buffer) -> Result<Vec<Selected>, DeviceError> {
         self.select_rows(logits)
+    }
+
+    fn copy_blocks(&mut self, stores: &[BlockId], loads: &[Load]) -> Result<(), DeviceError> {
+        self.gpu.check()?;
+        if !stores.is_empty() {
+            self.record_stores(stores)?;
+        }
+        self.record_loads(loads)
+    }
+
+    fn copied_out(&mut self) -> Result<Vec<Bytes>, DeviceError> {
+        self.read_blocks()
+    }
+
+    fn numerics(&self) -> String {
+        let activations = match self.plan.activations {
+            Activations::F32 => "f32",
+            Activations::Int8 => "int8",
+        };
+        // Adapters and their drivers' compilers differ in what they make of one shader.
+        let adapter = blake3::hash(self.gpu.info.adapter.as_bytes()).to_hex();
+        format!("gpu-{activations}-{}", &adapter[..6])
     }
 
     fn num_dispatches(&self) -> u64 {

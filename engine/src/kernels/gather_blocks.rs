@@ -1,0 +1,34 @@
+//! Wrapper of `gather_blocks.wgsl`: KV blocks of one layer into their canonical order.
+
+use shaders::{GATHER_BLOCKS, Value, Variant, params};
+
+use super::{Encoder, GpuBuffer, Plan};
+use crate::kv::KvLayout;
+use crate::ops::DeviceError;
+
+/// Copies `num_blocks` blocks of `layer` from its caches into `payloads`, one canonical payload after the other.
+///
+/// # Errors
+/// When the kernel does not compile or the device has failed.
+#[expect(clippy::too_many_arguments, reason = "the op's operands")]
+pub fn gather_blocks(
+    encoder: &mut Encoder,
+    plan: &Plan,
+    key_cache: &GpuBuffer,
+    value_cache: &GpuBuffer,
+    block_ids: &GpuBuffer,
+    payloads: &GpuBuffer,
+    layout: &KvLayout,
+    layer: usize,
+    num_blocks: u32,
+) -> Result<(), DeviceError> {
+    assert!(layout.payload_bytes() as u64 * u64::from(num_blocks) <= payloads.size && layer < layout.num_layers);
+    let block_words4 = (layout.block_values() / 8) as u32;
+    let kernel =
+        encoder.kernel(&Variant::new(&GATHER_BLOCKS, &[("WORKGROUP_SIZE", Value::Number(plan.workgroup_size))]))?;
+    let (layer, num_layers) = (layer as u32, layout.num_layers as u32);
+    let params = params::GatherBlocks { block_words4, layer, num_layers, ..Default::default() };
+    let grid = [block_words4.div_ceil(plan.workgroup_size), num_blocks, 1];
+    let work = u64::from(num_blocks) * u64::from(block_words4) * 16;
+    encoder.dispatch(&kernel, &[key_cache, value_cache, block_ids, payloads], &params, grid, work)
+}

@@ -1,0 +1,80 @@
+//! One sequence's blocks, from the tiers to memory: looked up, read a few at a time, checked, and handed over in order.
+//!
+//! A task of its own; the engine loop ends it when the hold is over. The first block that is missing or not what was asked
+//! for ends it too: what follows it could not be used.
+
+use std::sync::Arc;
+
+use cache_tier::{Store, TieredStore};
+use protocol::{BlockIdentity, BlockKey, Lookup};
+use tokio::sync::{Semaphore, mpsc};
+
+use super::Arrival;
+use crate::kv::StagedBlock;
+use crate::metrics::EngineMetrics;
+use crate::sequence::RequestId;
+
+/// Blocks that are read together.
+const BLOCKS_AT_ONCE: usize = 16;
+
+pub(super) struct Fetching {
+    pub(super) id: RequestId,
+    pub(super) tiers: Arc<TieredStore>,
+    pub(super) identities: Vec<BlockIdentity>,
+    pub(super) payload_bytes: usize,
+    pub(super) room: Arc<Semaphore>,
+    pub(super) arrivals: mpsc::Sender<Arrival>,
+    pub(super) metrics: Arc<EngineMetrics>,
+}
+
+impl Fetching {
+    pub(super) async fn run(self) {
+        let id = self.id;
+        self.bring().await;
+        // The engine is gone where nobody listens.
+        drop(self.arrivals.send(Arrival::End { id }).await);
+    }
+
+    async fn bring(&self) {
+        let keys: Vec<BlockKey> = self.identities.iter().map(|identity| identity.key).collect();
+        let num_blocks = self.tiers.lookup(&keys).await.num_blocks;
+        if num_blocks == 0 || self.arrivals.send(Arrival::Found { id: self.id, num_blocks }).await.is_err() {
+            return;
+        }
+        let wanted = keys[..num_blocks].chunks(BLOCKS_AT_ONCE).zip(self.identities.chunks(BLOCKS_AT_ONCE));
+        for (keys, identities) in wanted {
+            let kib = (self.payload_bytes * keys.len()).div_ceil(1024) as u32;
+            let Ok(room) = Arc::clone(&self.room).acquire_many_owned(kib).await else { return };
+            let room = Arc::new(room);
+            let found = self.tiers.get(keys).await;
+            let payloads =
+                found.into_iter().zip(identities).map_while(|(lookup, identity)| self.open(lookup, identity));
+            let blocks: Vec<StagedBlock> =
+                payloads.map(|payload| StagedBlock { payload, room: Some(Arc::clone(&room)) }).collect();
+            let is_whole = blocks.len() == keys.len();
+            if self.arrivals.send(Arrival::Blocks { id: self.id, blocks }).await.is_err() || !is_whole {
+                return;
+            }
+        }
+    }
+
+    /// The payload of a block that is what was asked for.
+    fn open(&self, lookup: Lookup<protocol::KvFrame>, identity: &BlockIdentity) -> Option<bytes::Bytes> {
+        let result = match lookup {
+            Lookup::Hit(frame) => match frame.open(identity, self.payload_bytes) {
+                Ok(payload) => {
+                    self.metrics.kv.load("loaded", payload.len() as u64);
+                    return Some(payload);
+                }
+                Err(error) => {
+                    tracing::warn!(block = %identity.key.block, %error, "a KV block is recomputed");
+                    "damaged"
+                }
+            },
+            Lookup::Miss => "missing",
+            Lookup::Busy => "busy",
+        };
+        self.metrics.kv.load(result, 0);
+        None
+    }
+}

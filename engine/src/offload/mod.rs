@@ -1,0 +1,237 @@
+//! Blocks on their way between the device's pool and the tiers below it.
+//!
+//! Held by the engine loop, which hands it what leaves and asks it for what is missing, and never waits: tasks on the
+//! server's runtime do. Invariant: a sequence is held back for its blocks at most as long as computing them would take;
+//! whatever happens below, it then goes on.
+
+mod fetch;
+mod metrics;
+mod pool_store;
+mod put;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use cache_tier::TieredStore;
+use protocol::{BlockIdentity, BlockKey, ModelFingerprint, NumericsClass};
+use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use crate::kv::{BLOCK_SIZE, BlockName, StagedBlock, Store};
+use crate::metrics::EngineMetrics;
+use crate::scheduler::Wanted;
+use crate::sequence::RequestId;
+pub use metrics::OffloadMetrics;
+pub(crate) use pool_store::PoolJob;
+pub use pool_store::PoolStore;
+use put::PutJob;
+
+/// KiB of blocks that have arrived and wait for their sequences.
+const STAGED_KIB: usize = 512 << 10;
+/// Batches of blocks on their way down; more are lost, and recomputed one day.
+const PUT_QUEUE: usize = 16;
+/// What is told between two looks.
+const ARRIVALS: usize = 64;
+/// So long a sequence is held back before the engine has measured how fast it computes.
+const UNMEASURED_HOLD: Duration = Duration::from_secs(1);
+
+/// What a fetch tells.
+#[derive(Debug)]
+enum Arrival {
+    /// The tiers have so many of the blocks: the hold is bounded by those.
+    Found { id: RequestId, num_blocks: usize },
+    /// The next blocks, in order.
+    Blocks { id: RequestId, blocks: Vec<StagedBlock> },
+    /// Nothing more comes.
+    End { id: RequestId },
+}
+
+/// A sequence's blocks under way.
+#[derive(Debug)]
+struct Fetch {
+    asked: Instant,
+    deadline: Instant,
+    task: AbortHandle,
+}
+
+/// What a fetch has for the engine.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    /// Whose.
+    pub(crate) id: RequestId,
+    /// The next blocks.
+    pub(crate) blocks: Vec<StagedBlock>,
+    /// Whether nothing more comes.
+    pub(crate) is_last: bool,
+}
+
+/// The tiers as the engine loop sees them.
+pub(crate) struct Offload {
+    tiers: Arc<TieredStore>,
+    runtime: Handle,
+    puts: mpsc::Sender<PutJob>,
+    arrivals: (mpsc::Sender<Arrival>, mpsc::Receiver<Arrival>),
+    fetches: HashMap<RequestId, Fetch>,
+    room: Arc<Semaphore>,
+    metrics: Arc<EngineMetrics>,
+    /// What the engine's blocks are, once it is loaded.
+    kind: Option<BlockKind>,
+}
+
+/// What all blocks of one engine share.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BlockKind {
+    /// Their model.
+    pub(crate) model: ModelFingerprint,
+    /// What makes them here.
+    pub(crate) numerics: NumericsClass,
+    /// Bytes of a canonical payload.
+    pub(crate) payload_bytes: usize,
+}
+
+impl BlockKind {
+    /// A block's whole identity.
+    pub(crate) fn identity(&self, name: &BlockName) -> BlockIdentity {
+        let key = BlockKey { model: self.model, block: name.hash };
+        BlockIdentity { key, parent: name.parent, token_ids: name.token_ids.clone() }
+    }
+}
+
+impl Offload {
+    /// Over these tiers; tasks run on `runtime`.
+    pub(crate) fn new(tiers: Arc<TieredStore>, runtime: Handle, metrics: Arc<EngineMetrics>) -> Self {
+        let (puts, receiver) = mpsc::channel(PUT_QUEUE);
+        runtime.spawn(put::run(Arc::clone(&tiers), receiver, Arc::clone(&metrics)));
+        let room = Arc::new(Semaphore::new(STAGED_KIB));
+        let (fetches, arrivals) = (HashMap::new(), mpsc::channel(ARRIVALS));
+        Self { tiers, runtime, puts, arrivals, fetches, room, metrics, kind: None }
+    }
+
+    /// Tells what the engine's blocks are. Until then nothing moves.
+    pub(crate) fn set_kind(&mut self, kind: BlockKind) {
+        self.kind = Some(kind);
+    }
+
+    /// Asks the tiers for blocks, which would take as long to compute as the rate says.
+    pub(crate) fn fetch(&mut self, wanted: Wanted, prefill_tokens_per_s: f64) {
+        let Wanted { id, blocks } = wanted;
+        let identities = match &self.kind {
+            Some(kind) => blocks.iter().map(|name| kind.identity(name)).collect(),
+            None => Vec::new(),
+        };
+        let payload_bytes = self.kind.map_or(0, |kind| kind.payload_bytes);
+        let asked = Instant::now();
+        let deadline = asked + hold(blocks.len(), prefill_tokens_per_s);
+        let fetching = fetch::Fetching {
+            id,
+            tiers: Arc::clone(&self.tiers),
+            identities,
+            payload_bytes,
+            room: Arc::clone(&self.room),
+            arrivals: self.arrivals.0.clone(),
+            metrics: Arc::clone(&self.metrics),
+        };
+        let task = self.runtime.spawn(fetching.run()).abort_handle();
+        self.fetches.insert(id, Fetch { asked, deadline, task });
+    }
+
+    /// Gives up on a sequence that is gone.
+    pub(crate) fn forget(&mut self, id: RequestId) {
+        if let Some(fetch) = self.fetches.remove(&id) {
+            fetch.task.abort();
+        }
+    }
+
+    /// Whether any sequence is held back.
+    pub(crate) fn is_waiting(&self) -> bool {
+        !self.fetches.is_empty()
+    }
+
+    /// What has arrived, and which holds are over.
+    pub(crate) fn arrived(&mut self, prefill_tokens_per_s: f64) -> Vec<Staging> {
+        let mut staged = Vec::new();
+        while let Ok(arrival) = self.arrivals.1.try_recv() {
+            staged.extend(self.take(arrival, prefill_tokens_per_s));
+        }
+        let now = Instant::now();
+        let late = self.fetches.iter().filter(|(_, fetch)| fetch.deadline <= now).map(|(id, _)| *id);
+        for id in late.collect::<Vec<RequestId>>() {
+            self.forget(id);
+            self.metrics.kv.load("late", 0);
+            staged.push(Staging { id, blocks: Vec::new(), is_last: true });
+        }
+        staged
+    }
+
+    fn take(&mut self, arrival: Arrival, prefill_tokens_per_s: f64) -> Option<Staging> {
+        match arrival {
+            Arrival::Found { id, num_blocks } => {
+                let fetch = self.fetches.get_mut(&id)?;
+                fetch.deadline = fetch.deadline.min(fetch.asked + hold(num_blocks, prefill_tokens_per_s));
+                None
+            }
+            Arrival::Blocks { id, blocks } => {
+                self.fetches.get(&id)?;
+                Some(Staging { id, blocks, is_last: false })
+            }
+            Arrival::End { id } => {
+                let fetch = self.fetches.remove(&id)?;
+                self.metrics.kv.held((Instant::now() - fetch.asked).as_secs_f64());
+                Some(Staging { id, blocks: Vec::new(), is_last: true })
+            }
+        }
+    }
+
+    /// Waits until something arrives or a hold is over; for ever where nothing is awaited.
+    pub(crate) async fn next(&mut self) -> Option<Arrived> {
+        let deadline = self.fetches.values().map(|fetch| fetch.deadline).min();
+        let Some(deadline) = deadline else { return std::future::pending().await };
+        match tokio::time::timeout_at(deadline, self.arrivals.1.recv()).await {
+            Ok(arrival) => arrival.map(Arrived),
+            Err(_) => None,
+        }
+    }
+
+    /// Takes in what [`Self::next`] brought.
+    pub(crate) fn accept(&mut self, arrival: Arrived, prefill_tokens_per_s: f64) -> Option<Staging> {
+        self.take(arrival.0, prefill_tokens_per_s)
+    }
+
+    /// Whether another batch may go down now.
+    pub(crate) fn can_put(&self) -> bool {
+        self.kind.is_some() && self.puts.capacity() > 0
+    }
+
+    /// Sends blocks down; where too many are on their way, they are lost.
+    pub(crate) fn put(&mut self, stores: Vec<Store>, payloads: Vec<Bytes>) {
+        let Some(kind) = self.kind else { return };
+        let num_blocks = stores.len() as u64;
+        if self.puts.try_send(PutJob::Blocks { kind, stores, payloads }).is_err() {
+            self.metrics.kv.lost(num_blocks);
+        }
+    }
+
+    /// After all that was put: brings what is only in memory to where it outlives the process; the answer tells when.
+    pub(crate) fn flush(&self, reply: oneshot::Sender<()>) -> Result<(), oneshot::Sender<()>> {
+        self.puts.try_send(PutJob::Flush { reply }).map_err(|error| match error.into_inner() {
+            PutJob::Flush { reply } => reply,
+            PutJob::Blocks { .. } => oneshot::channel().0,
+        })
+    }
+}
+
+/// An arrival on its way to [`Offload::accept`].
+pub(crate) struct Arrived(Arrival);
+
+/// How long computing blocks would take.
+fn hold(num_blocks: usize, prefill_tokens_per_s: f64) -> Duration {
+    if prefill_tokens_per_s > 0.0 {
+        Duration::from_secs_f64(((num_blocks * BLOCK_SIZE) as f64 / prefill_tokens_per_s).min(3600.0))
+    } else {
+        UNMEASURED_HOLD
+    }
+}

@@ -1,0 +1,54 @@
+//! The way down: frames are made here, off the engine's thread, and offered to the tiers a batch at a time.
+//!
+//! One task behind a bounded queue. A slow tier fills the queue; what does not fit is lost, and counted.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use cache_tier::{Store as _, TieredStore};
+use protocol::{KvFrame, PutReason};
+use tokio::sync::{mpsc, oneshot};
+
+use super::BlockKind;
+use crate::kv::Store;
+use crate::metrics::EngineMetrics;
+
+#[derive(Debug)]
+pub(super) enum PutJob {
+    /// Blocks that left the pool together.
+    Blocks { kind: BlockKind, stores: Vec<Store>, payloads: Vec<Bytes> },
+    /// The end of a drain.
+    Flush { reply: oneshot::Sender<()> },
+}
+
+pub(super) async fn run(tiers: Arc<TieredStore>, mut jobs: mpsc::Receiver<PutJob>, metrics: Arc<EngineMetrics>) {
+    while let Some(job) = jobs.recv().await {
+        match job {
+            PutJob::Blocks { kind, stores, payloads } => put(&tiers, kind, stores, payloads, &metrics).await,
+            PutJob::Flush { reply } => {
+                let num_blocks = tiers.drain_host().await;
+                tiers.sync().await;
+                tracing::info!(num_blocks, "KV blocks in memory were put where they outlive the process");
+                // Who asked has given up where nobody listens.
+                let _gone = reply.send(());
+            }
+        }
+    }
+}
+
+async fn put(tiers: &TieredStore, kind: BlockKind, stores: Vec<Store>, payloads: Vec<Bytes>, metrics: &EngineMetrics) {
+    let mut by_reason: [Vec<KvFrame>; PutReason::ALL.len()] = Default::default();
+    for (store, payload) in stores.into_iter().zip(payloads) {
+        let frame = KvFrame::new(kind.identity(&store.name), kind.numerics, payload);
+        if let Some(index) = PutReason::ALL.iter().position(|&reason| reason == store.reason) {
+            by_reason[index].push(frame);
+        }
+    }
+    for (frames, reason) in by_reason.into_iter().zip(PutReason::ALL).filter(|(frames, _)| !frames.is_empty()) {
+        let bytes: Vec<u64> = frames.iter().map(|frame| frame.payload.len() as u64).collect();
+        let outcomes = tiers.put(frames, reason).await;
+        for (outcome, bytes) in outcomes.into_iter().zip(bytes) {
+            metrics.kv.store(reason, outcome, bytes);
+        }
+    }
+}
