@@ -1,6 +1,7 @@
 //! What the integration tests share: the default model, devices, and steps driven by hand.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
+pub mod cache_service;
 pub mod driver;
 pub mod gguf_writer;
 pub mod server;
