@@ -72,6 +72,11 @@ impl Server {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pagoda"));
         command.args(["serve", "--port", "0"]).args(flags);
         configure(&mut command);
+        Self::start_by(&mut command)
+    }
+
+    /// Starts a server by a command of the test's own; waits until it listens.
+    pub fn start_by(command: &mut Command) -> Self {
         let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
         let log = Arc::new(Mutex::new(String::new()));
         let (sink, stderr) = (Arc::clone(&log), child.stderr.take().unwrap());

@@ -2,6 +2,7 @@
 //!
 //! Fed by `DiskStore::put` through a bounded queue. A disk that refuses makes the cache smaller, never a caller fail.
 
+use std::io::{self, ErrorKind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -16,6 +17,8 @@ use super::slots::{Claim, ShortKey, SlotId, SlotShape};
 
 /// Seconds after which a disk that refused a file is asked again.
 const RETRY_SECONDS: u64 = 60;
+/// Where a disk has no room for a segment of these bytes, it is full.
+const SMALLEST_SEGMENT: usize = 1 << 20;
 
 /// What the writer does next.
 #[derive(Debug)]
@@ -119,37 +122,47 @@ pub(super) fn delete(inner: &Inner, segment: &Segment) {
     }
 }
 
-/// Makes a segment of at most what is left of the cap.
+/// Makes a segment of at most what is left of the cap; a smaller one where the disk has no room for a whole one.
 fn grow(inner: &Inner, shape: SlotShape) -> bool {
     let room = inner.config.capacity_bytes.saturating_sub(inner.allocated.load(Ordering::Relaxed));
     let mut num_slots = segment::slots_in(shape, inner.segment_bytes.min(room) as usize);
     while num_slots > 1 && segment::file_bytes(shape, num_slots) as u64 > room {
         num_slots -= 1;
     }
-    let bytes = segment::file_bytes(shape, num_slots) as u64;
-    if bytes > room {
+    if segment::file_bytes(shape, num_slots) as u64 > room {
         return false;
     }
+    loop {
+        let error = match make(inner, shape, num_slots) {
+            Ok(added) => return added,
+            Err(error) => error,
+        };
+        let used = inner.allocated.load(Ordering::Relaxed);
+        let bytes = segment::file_bytes(shape, num_slots);
+        let directory = inner.config.directory.display();
+        let is_smallest = error.kind() != ErrorKind::StorageFull || num_slots == 1 || bytes <= SMALLEST_SEGMENT;
+        if is_smallest {
+            tracing::warn!(%directory, %error, bytes, used, "the KV cache on disk stays smaller than its cap");
+            return false;
+        }
+        num_slots = num_slots.div_ceil(2);
+    }
+}
+
+/// Makes a segment and adds it; false where there are too many.
+fn make(inner: &Inner, shape: SlotShape, num_slots: usize) -> io::Result<bool> {
     let number = inner.next_file.fetch_add(1, Ordering::Relaxed);
     let path = inner.config.directory.join(format!("{number:08}.{EXTENSION}"));
-    match Segment::create(path.clone(), shape, num_slots) {
-        Ok(segment) => {
-            let mut slots = inner.slots();
-            let class = slots.class(shape);
-            let added = slots.add_segment(class, Arc::clone(&segment), num_slots).is_some();
-            drop(slots);
-            inner.allocated.fetch_add(bytes, Ordering::Relaxed);
-            if !added {
-                delete(inner, &segment);
-            }
-            added
-        }
-        Err(error) => {
-            let used = inner.allocated.load(Ordering::Relaxed);
-            tracing::warn!(path = %path.display(), %error, bytes, used, "the KV cache on disk stays smaller than its cap");
-            false
-        }
+    let segment = Segment::create(path, shape, num_slots)?;
+    inner.allocated.fetch_add(segment.num_bytes(), Ordering::Relaxed);
+    let mut slots = inner.slots();
+    let class = slots.class(shape);
+    let added = slots.add_segment(class, Arc::clone(&segment), num_slots).is_some();
+    drop(slots);
+    if !added {
+        delete(inner, &segment);
     }
+    Ok(added)
 }
 
 fn pause_growth(inner: &Inner) {
