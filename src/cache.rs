@@ -129,7 +129,7 @@ async fn serve(args: ServeArgs) -> Result<ExitCode> {
     let router = server::with_cluster_token(kv, token.as_deref()).merge(open);
     tracing::info!(%address, tls = tls.is_some(), capacity = capacity_bytes, "keeping KV blocks");
     let (stop_sender, stop) = watch::channel(false);
-    let serving = tokio::spawn(server::serve(listener, router, tls, ConnectionLimits::default(), stop));
+    let serving = tokio::spawn(server::serve(listener, router, tls, ConnectionLimits::internal(), stop));
     serve::told_to_stop().await;
     tracing::info!("stopping: running requests may finish");
     stop_sender.send_replace(true);

@@ -83,7 +83,8 @@ async fn run(settings: &Settings) -> Result<ExitCode> {
     let serving = tokio::spawn(server::serve(public, router, tls, limits, stop.clone()));
     // The cluster is told that this engine drains until it is gone.
     let (_internal_stop, never) = watch::channel(false);
-    let internal_serving = tokio::spawn(server::serve(internal, internal_router, None, limits, never));
+    let internal_serving =
+        tokio::spawn(server::serve(internal, internal_router, None, ConnectionLimits::internal(), never));
     let code = tokio::select! {
         code = engine_ended(engine.clone()) => code?,
         () = told_to_stop() => {

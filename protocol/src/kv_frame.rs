@@ -10,7 +10,7 @@
 //! ids u32 each, what later versions add, XXH3-64 of all before u64; then the payload.
 
 use bytes::{BufMut, Bytes, BytesMut};
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use crate::codec::{Codec, CodecError};
 use crate::{BlockHash, BlockKey, ModelFingerprint, VersionError, WireVersion};
@@ -160,7 +160,7 @@ impl FrameHeader {
         out.put_u32_le(self.payload_len as u32);
         out.put_u64_le(self.payload_sum);
         token_ids.iter().for_each(|&id| out.put_u32_le(id));
-        out.put_u64_le(xxh3_64(&out));
+        out.put_u64_le(XxHash3_64::oneshot(&out));
         out.freeze()
     }
 
@@ -172,7 +172,7 @@ impl FrameHeader {
         let len = Self::peek_len(bytes)?;
         let Some(bytes) = bytes.get(..len) else { return Err(FrameError::Short { len: bytes.len(), needed: len }) };
         let (covered, sum) = bytes.split_at(len - SUM);
-        if u64::from_le_bytes(array(sum, 0)) != xxh3_64(covered) {
+        if u64::from_le_bytes(array(sum, 0)) != XxHash3_64::oneshot(covered) {
             return Err(FrameError::Damaged("header"));
         }
         let num_tokens = usize::from(u16::from_le_bytes(array(bytes, 10)));
@@ -248,7 +248,7 @@ pub struct KvFrame {
 impl KvFrame {
     /// A block with its canonical payload.
     pub fn new(identity: BlockIdentity, numerics: NumericsClass, raw: Bytes) -> Self {
-        let (raw_len, payload_sum) = (raw.len(), xxh3_64(&raw));
+        let (raw_len, payload_sum) = (raw.len(), XxHash3_64::oneshot(&raw));
         let header = FrameHeader { identity, numerics, codec: Codec::Raw, raw_len, payload_len: raw_len, payload_sum };
         Self { header, payload: raw }
     }
@@ -260,7 +260,7 @@ impl KvFrame {
         }
         match codec.pack(&self.payload) {
             Some(payload) if payload.len() < self.payload.len() => {
-                let (payload_len, payload_sum) = (payload.len(), xxh3_64(&payload));
+                let (payload_len, payload_sum) = (payload.len(), XxHash3_64::oneshot(&payload));
                 let header = FrameHeader { codec, payload_len, payload_sum, ..self.header.clone() };
                 Self { header, payload }
             }
@@ -281,7 +281,11 @@ impl KvFrame {
         if self.payload.len() != self.header.payload_len {
             return Err(FrameError::Short { len: self.payload.len(), needed: self.header.payload_len });
         }
-        if xxh3_64(&self.payload) != self.header.payload_sum { Err(FrameError::Damaged("payload")) } else { Ok(()) }
+        if XxHash3_64::oneshot(&self.payload) != self.header.payload_sum {
+            Err(FrameError::Damaged("payload"))
+        } else {
+            Ok(())
+        }
     }
 
     /// The payload, unpacked, after all was compared with what was wanted: what the engine that takes a block up calls.

@@ -7,7 +7,9 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 
 use crate::kv_frame::{FrameError, FrameHeader, KvFrame};
-use crate::{BlockHash, BlockKey, ModelFingerprint, VersionError, WireVersion};
+use std::sync::Arc;
+
+use crate::{BlockHash, BlockKey, Buffers, ModelFingerprint, VersionError, WireVersion};
 
 /// Content type of the bodies.
 pub const CONTENT_TYPE: &str = "application/x-pagoda-kv";
@@ -240,24 +242,35 @@ pub fn encode_record<T>(lookup: &Lookup<T>) -> Bytes {
 /// Takes a body apart as it arrives.
 #[derive(Debug, Default)]
 pub struct Decoder {
+    /// What has arrived and is no part of the payload under way.
     bytes: BytesMut,
-    header: Option<(FrameHeader, usize)>,
     in_record: bool,
+    /// A frame whose payload is arriving: copied into a buffer of its own, since a slice of what the network reads into would
+    /// keep all of that alive.
+    frame: Option<(FrameHeader, Vec<u8>)>,
+    buffers: Arc<Buffers>,
 }
 
 impl Decoder {
-    /// Adds what arrived.
-    pub fn push(&mut self, chunk: &[u8]) {
-        if let Some((header, len)) = &self.header {
-            // The whole frame at once, so that a large one is copied into place once.
-            self.bytes.reserve((len + header.payload_len).saturating_sub(self.bytes.len()).max(chunk.len()));
+    /// A decoder whose payloads lie in these buffers.
+    pub fn new(buffers: Arc<Buffers>) -> Self {
+        Self { buffers, ..Self::default() }
+    }
+
+    /// Adds what arrived. Every whole frame must have been taken before.
+    pub fn push(&mut self, mut chunk: &[u8]) {
+        if let Some((header, payload)) = &mut self.frame {
+            let missing = header.payload_len - payload.len();
+            let (part, rest) = chunk.split_at(missing.min(chunk.len()));
+            payload.extend_from_slice(part);
+            chunk = rest;
         }
         self.bytes.extend_from_slice(chunk);
     }
 
     /// Whether nothing is left over.
     pub fn is_empty(&self) -> bool {
-        self.bytes.is_empty() && !self.in_record
+        self.bytes.is_empty() && !self.in_record && self.frame.is_none()
     }
 
     /// The reason at the start of a put; `None` until it is there.
@@ -280,21 +293,26 @@ impl Decoder {
     /// # Errors
     /// When what is there is no frame. Nothing after it can be read.
     pub fn frame(&mut self) -> Result<Option<KvFrame>, WireError> {
-        let (header, len) = match self.header.take() {
-            Some(header) => header,
-            None => match FrameHeader::parse(&self.bytes) {
-                Ok(header) => header,
-                Err(FrameError::Short { .. }) => return Ok(None),
-                Err(error) => return Err(error.into()),
-            },
-        };
-        if self.bytes.len() < len + header.payload_len {
-            self.header = Some((header, len));
+        if self.frame.is_none() && !self.begin_frame()? {
             return Ok(None);
         }
+        let is_whole = |(header, payload): &mut (FrameHeader, Vec<u8>)| payload.len() == header.payload_len;
+        let whole = self.frame.take_if(is_whole);
+        Ok(whole.map(|(header, payload)| KvFrame { header, payload: self.buffers.freeze(payload) }))
+    }
+
+    /// Reads the next frame's header, and as much of its payload as is there; false until the header is whole.
+    fn begin_frame(&mut self) -> Result<bool, WireError> {
+        let (header, len) = match FrameHeader::parse(&self.bytes) {
+            Ok(parsed) => parsed,
+            Err(FrameError::Short { .. }) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        };
         self.bytes.advance(len);
-        let payload = self.bytes.split_to(header.payload_len).freeze();
-        Ok(Some(KvFrame { header, payload }))
+        let mut payload = self.buffers.take(header.payload_len);
+        payload.extend_from_slice(&self.bytes.split_to(header.payload_len.min(self.bytes.len())));
+        self.frame = Some((header, payload));
+        Ok(true)
     }
 
     /// The next key's answer; `None` until it is whole.

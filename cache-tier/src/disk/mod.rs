@@ -21,7 +21,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use futures_util::future::{BoxFuture, join_all};
-use protocol::{BlockKey, KvFrame, Lookup, Prefix, PutOutcome, PutReason};
+use protocol::{BlockKey, Buffers, KvFrame, Lookup, Prefix, PutOutcome, PutReason};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::policy::{Place, touches};
@@ -94,6 +94,7 @@ struct Inner {
     allocated: AtomicU64,
     /// The disk refused a file: no more are made until then, in seconds of the store's clock.
     no_growth_until: AtomicU64,
+    buffers: Arc<Buffers>,
     next_stamp: AtomicU64,
     next_file: AtomicU64,
     started: Instant,

@@ -79,7 +79,9 @@ fn frame(pin: &Pin, key: &BlockKey, copy: bool) -> Result<(FrameHeader, Option<B
     if !copy && len == header.encoded_len() {
         return Ok((header, None));
     }
-    let frame = KvFrame { payload: Bytes::copy_from_slice(payload), header };
+    let mut copied = pin.inner.buffers.take(payload.len());
+    copied.extend_from_slice(payload);
+    let frame = KvFrame { payload: pin.inner.buffers.freeze(copied), header };
     frame.check()?;
     Ok((frame.header, Some(frame.payload)))
 }

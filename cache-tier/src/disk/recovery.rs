@@ -59,6 +59,7 @@ pub(super) fn open(config: DiskConfig) -> Result<Inner, DiskError> {
         stats: Mutex::new(PlaceStats::new(Place::Disk)),
         allocated: AtomicU64::new(allocated),
         no_growth_until: AtomicU64::new(0),
+        buffers: Arc::default(),
         next_stamp: AtomicU64::new(next_stamp),
         next_file: AtomicU64::new(next_file),
         started: Instant::now(),

@@ -18,7 +18,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use protocol::kv_wire::{self, LeaseAnswer, WireError};
-use protocol::{BlockKey, ModelFingerprint, Prefix};
+use protocol::{BlockKey, Buffers, ModelFingerprint, Prefix};
 use serde::Deserialize;
 use serde_json::json;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -44,12 +44,14 @@ pub struct KvService {
     /// `None` serves any model.
     model: Option<ModelOf>,
     streams: Arc<Semaphore>,
+    buffers: Arc<Buffers>,
 }
 
 impl KvService {
     /// Serves a store's blocks of every model.
     pub fn new(store: Arc<dyn Store>) -> Self {
-        Self { store, disk: None, model: None, streams: Arc::new(Semaphore::new(MAX_STREAMS)) }
+        let streams = Arc::new(Semaphore::new(MAX_STREAMS));
+        Self { store, disk: None, model: None, streams, buffers: Arc::default() }
     }
 
     /// Serves a disk, which can be verified and compacted as well.

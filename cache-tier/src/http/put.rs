@@ -2,6 +2,7 @@
 //!
 //! The store's pace is the client's: the next frame is read when the last was taken.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
@@ -24,7 +25,8 @@ const CHUNK_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) async fn put(State(service): State<KvService>, body: Body) -> Result<Json<PutAnswer>, KvError> {
     let _turn = service.turn().await?;
     let mut chunks = body.into_data_stream();
-    let (mut decoder, mut reason, mut answer) = (Decoder::default(), None, PutAnswer::default());
+    let (mut decoder, mut reason, mut answer) =
+        (Decoder::new(Arc::clone(&service.buffers)), None, PutAnswer::default());
     let mut batch = Vec::new();
     loop {
         let chunk = tokio::time::timeout(CHUNK_TIMEOUT, chunks.next()).await;

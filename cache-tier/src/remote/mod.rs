@@ -16,7 +16,7 @@ use hyper::body::Incoming;
 use hyper::{Response, StatusCode};
 use protocol::kv_frame::KvFrame;
 use protocol::kv_wire::{self, Decoder, LeaseAnswer, PutAnswer};
-use protocol::{BlockHash, BlockKey, Lookup, Prefix, PutOutcome, PutReason};
+use protocol::{BlockHash, BlockKey, Buffers, Lookup, Prefix, PutOutcome, PutReason};
 use tokio::time::Instant;
 
 use crate::policy::Place;
@@ -88,6 +88,7 @@ pub struct RemoteStore {
     limits: RemoteLimits,
     health: Mutex<Health>,
     stats: Mutex<PlaceStats>,
+    buffers: Arc<Buffers>,
 }
 
 impl RemoteStore {
@@ -98,6 +99,7 @@ impl RemoteStore {
             limits,
             health: Mutex::new(Health { failures: 0, paused_until: None }),
             stats: Mutex::new(PlaceStats::new(Place::Remote)),
+            buffers: Arc::default(),
         }
     }
 
@@ -170,7 +172,7 @@ impl RemoteStore {
 
     async fn fetch(&self, keys: &[BlockKey], answers: &mut Vec<Lookup<KvFrame>>) -> Result<(), RemoteError> {
         let mut body = self.ask("/kv/v1/get", vec![keys_body(keys)], self.limits.piece).await?.into_body();
-        let mut decoder = Decoder::default();
+        let mut decoder = Decoder::new(Arc::clone(&self.buffers));
         while answers.len() < keys.len() {
             let piece = tokio::time::timeout(self.limits.piece, body.frame()).await;
             let Some(piece) = piece.map_err(|_| RemoteError::Timeout(self.limits.piece))? else {

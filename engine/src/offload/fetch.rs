@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use cache_tier::{Store, TieredStore};
+use futures_util::{StreamExt, stream};
 use protocol::{BlockIdentity, BlockKey, Lookup};
 use tokio::sync::{Semaphore, mpsc};
 
@@ -16,6 +17,8 @@ use crate::sequence::RequestId;
 
 /// Blocks that are read together.
 const BLOCKS_AT_ONCE: usize = 16;
+/// Reads under way.
+const READS_AHEAD: usize = 2;
 
 pub(super) struct Fetching {
     pub(super) id: RequestId,
@@ -41,21 +44,27 @@ impl Fetching {
         if num_blocks == 0 || self.arrivals.send(Arrival::Found { id: self.id, num_blocks }).await.is_err() {
             return;
         }
-        let wanted = keys[..num_blocks].chunks(BLOCKS_AT_ONCE).zip(self.identities.chunks(BLOCKS_AT_ONCE));
-        for (keys, identities) in wanted {
-            let kib = (self.payload_bytes * keys.len()).div_ceil(1024) as u32;
-            let Ok(room) = Arc::clone(&self.room).acquire_many_owned(kib).await else { return };
-            let room = Arc::new(room);
-            let found = self.tiers.get(keys).await;
-            let payloads =
-                found.into_iter().zip(identities).map_while(|(lookup, identity)| self.open(lookup, identity));
-            let blocks: Vec<StagedBlock> =
-                payloads.map(|payload| StagedBlock { payload, room: Some(Arc::clone(&room)) }).collect();
-            let is_whole = blocks.len() == keys.len();
+        let firsts = (0..num_blocks).step_by(BLOCKS_AT_ONCE);
+        // One read is ahead of what is checked and handed over.
+        let reads = stream::iter(firsts).map(|first| self.read(first, num_blocks)).buffered(READS_AHEAD);
+        let mut reads = std::pin::pin!(reads);
+        while let Some(Some(blocks)) = reads.next().await {
+            let is_whole = blocks.len() == BLOCKS_AT_ONCE;
             if self.arrivals.send(Arrival::Blocks { id: self.id, blocks }).await.is_err() || !is_whole {
                 return;
             }
         }
+    }
+
+    /// The next blocks from `first`, up to the first that is missing or wrong; `None` where the engine is gone.
+    async fn read(&self, first: usize, num_blocks: usize) -> Option<Vec<StagedBlock>> {
+        let identities = &self.identities[first..num_blocks.min(first + BLOCKS_AT_ONCE)];
+        let keys: Vec<BlockKey> = identities.iter().map(|identity| identity.key).collect();
+        let kib = (self.payload_bytes * keys.len()).div_ceil(1024) as u32;
+        let room = Arc::new(Arc::clone(&self.room).acquire_many_owned(kib).await.ok()?);
+        let found = self.tiers.get(&keys).await;
+        let payloads = found.into_iter().zip(identities).map_while(|(lookup, identity)| self.open(lookup, identity));
+        Some(payloads.map(|payload| StagedBlock { payload, room: Some(Arc::clone(&room)) }).collect())
     }
 
     /// The payload of a block that is what was asked for.

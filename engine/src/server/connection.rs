@@ -34,6 +34,13 @@ pub struct ConnectionLimits {
     pub max_connections: usize,
 }
 
+impl ConnectionLimits {
+    /// For the cluster's own listeners, which carry KV blocks: what is read and written at once is larger.
+    pub fn internal() -> Self {
+        Self { max_header_bytes: 1 << 20, ..Self::default() }
+    }
+}
+
 impl Default for ConnectionLimits {
     fn default() -> Self {
         Self {

@@ -81,7 +81,7 @@ fn rewritten(change: impl Fn(&mut Vec<u8>)) -> Vec<u8> {
     let mut bytes = frame().header.encode().to_vec();
     bytes.truncate(bytes.len() - 8);
     change(&mut bytes);
-    let sum = xxh3_64(&bytes);
+    let sum = XxHash3_64::oneshot(&bytes);
     bytes.extend(sum.to_le_bytes());
     bytes
 }
