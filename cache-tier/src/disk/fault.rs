@@ -2,8 +2,8 @@
 //!
 //! Such a read raises SIGBUS, whose default is the end of the process. The handler here knows the mapped segments: it maps a
 //! zero page over the one that failed and marks the segment lost; the read goes on with zeros, which no checksum takes
-//! for a block. Any other SIGBUS goes to the handler that was there before. On systems without the signal segments are
-//! read by calls that return errors.
+//! for a block. Any other SIGBUS goes to the handler that was there before. Systems without the
+//! signal read segments by calls that return errors (`Segment::read`).
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -68,15 +68,15 @@ fn read(inner: &Arc<Inner>, keys: &[BlockKey], copy: bool) -> Vec<Lookup<KvFrame
 
 /// The header of a pinned slot, and a checked copy of its payload where one is wanted.
 fn frame(pin: &Pin, key: &BlockKey, copy: bool) -> Result<(FrameHeader, Option<Bytes>), FrameError> {
-    let slot = pin.segment.fault_in(pin.slot.index());
-    let (header, len) = FrameHeader::parse(slot)?;
+    let slot = pin.segment.read(pin.slot.index()).map_err(|_| FrameError::Damaged("slot"))?;
+    let (header, len) = FrameHeader::parse(&slot)?;
     if header.identity.key != *key {
         return Err(FrameError::Foreign("name"));
     }
     let Some(payload) = slot.get(len..len + header.payload_len) else {
         return Err(FrameError::Short { len: slot.len(), needed: len + header.payload_len });
     };
-    if !copy && len == header.encoded_len() {
+    if !copy && cfg!(unix) && len == header.encoded_len() {
         return Ok((header, None));
     }
     let mut copied = pin.inner.buffers.take(payload.len());

@@ -6,6 +6,7 @@
 //! slot that is empty. Writes go through calls, which return errors where a full disk would raise a signal; the system's page
 //! cache makes them visible in the map.
 
+use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -241,12 +242,25 @@ impl Segment {
         let _ = index;
     }
 
-    /// A slot's bytes in the map, faulted in. Called on reader threads.
-    pub fn fault_in(&self, index: usize) -> &[u8] {
-        let slot = &self.map[self.slot(index)..][..self.shape.slot_bytes];
+    /// A slot's bytes, in memory: in the map, faulted in, where a fault can be caught. Called on reader threads.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    #[cfg(unix)]
+    pub fn read(&self, index: usize) -> io::Result<Cow<'_, [u8]>> {
+        let slot = self.bytes(index);
         let touched = slot.iter().step_by(PAGE).fold(0u8, |sum, byte| sum ^ byte);
         std::hint::black_box(touched);
-        slot
+        Ok(Cow::Borrowed(slot))
+    }
+
+    /// A slot's bytes, in memory: copied by a call, which returns an error where the map would raise an exception.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    #[cfg(not(unix))]
+    pub fn read(&self, index: usize) -> io::Result<Cow<'_, [u8]>> {
+        Ok(Cow::Owned(self.copy(index, 0, self.shape.slot_bytes)?.to_vec()))
     }
 
     /// The bytes of a frame in the map.
