@@ -33,6 +33,11 @@ impl Ghost {
         }
     }
 
+    /// Whether a key is remembered.
+    pub fn contains(&self, key: u64) -> bool {
+        self.present.contains(&key)
+    }
+
     /// Whether a key was noted; it is forgotten.
     pub fn take(&mut self, key: u64) -> bool {
         self.present.remove(&key)

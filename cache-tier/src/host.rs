@@ -69,12 +69,6 @@ fn bytes_of(frame: &KvFrame) -> u64 {
     frame.payload.len() as u64 + OVERHEAD
 }
 
-fn ghost_key(key: &BlockKey) -> u64 {
-    let mut bytes = [0; 8];
-    bytes.copy_from_slice(&key.block.as_bytes()[..8]);
-    u64::from_le_bytes(bytes)
-}
-
 impl State {
     fn get(&mut self, key: &BlockKey) -> Option<KvFrame> {
         let entry = self.entries.0.get_mut(self.ids.get(key)?)?;
@@ -100,7 +94,7 @@ impl State {
             self.bytes -= bytes_of(&entry.frame);
             self.stats.evicted += 1;
             if queue == Queue::Small {
-                self.ghost.note(ghost_key(&key));
+                self.ghost.note(key.short());
             }
             left.push(entry.frame);
         }
@@ -109,7 +103,7 @@ impl State {
         self.bytes += bytes;
         self.ids.insert(key, id);
         self.entries.0.insert(id, Entry { frame, uses: 0, leased_until: None });
-        self.eviction.insert(id, self.ghost.take(ghost_key(&key)));
+        self.eviction.insert(id, self.ghost.take(key.short()));
         PutOutcome::Stored
     }
 }

@@ -189,6 +189,22 @@ async fn files_that_cannot_be_used_are_skipped_and_left_alone() {
 }
 
 #[tokio::test]
+async fn skipped_files_are_within_the_cap_and_give_way_to_blocks() {
+    let directory = tempfile::tempdir().unwrap();
+    let junk = directory.path().join("00000000.kvseg");
+    std::fs::write(&junk, vec![7; 3 << 19]).unwrap();
+    let unfinished = directory.path().join("00000001.kvnew");
+    std::fs::write(&unfinished, "half").unwrap();
+    let store = open(directory.path(), 2 << 20);
+    assert!(junk.exists() && !unfinished.exists());
+    for number in 0..150 {
+        put(&store, [number], LEN).await;
+        assert!(bytes_of(directory.path()) <= 2 << 20, "{}", bytes_of(directory.path()));
+    }
+    assert!(!junk.exists() && store.stats()[0].num_blocks > 100, "{:?}", store.stats());
+}
+
+#[tokio::test]
 async fn a_file_that_is_cut_short_while_it_is_mapped_is_a_miss() {
     let directory = tempfile::tempdir().unwrap();
     let store = open(directory.path(), 16 << 20);

@@ -87,6 +87,14 @@ pub struct BlockKey {
     pub block: BlockHash,
 }
 
+impl BlockKey {
+    /// 64 bits of it, for memories that may err.
+    pub fn short(&self) -> u64 {
+        let part = |bytes: &[u8; 32]| bytes[..8].iter().fold(0, |sum, &byte| sum << 8 | u64::from(byte));
+        part(self.block.as_bytes()) ^ part(self.model.as_bytes())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

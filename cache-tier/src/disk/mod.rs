@@ -90,8 +90,10 @@ struct Inner {
     segment_bytes: u64,
     slots: Mutex<Slots<Arc<Segment>>>,
     stats: Mutex<PlaceStats>,
-    /// Bytes of all files.
+    /// Bytes of all files, those that are skipped included.
     allocated: AtomicU64,
+    /// Files that cannot be used, and their bytes: they are left alone until their room is needed.
+    skipped: Mutex<Vec<(PathBuf, u64)>>,
     /// The disk refused a file: no more are made until then, in seconds of the store's clock.
     no_growth_until: AtomicU64,
     buffers: Arc<Buffers>,
@@ -115,6 +117,11 @@ impl Inner {
     fn now(&self) -> u32 {
         // From one, so that a deadline of zero has passed.
         (self.started.elapsed().as_secs() + 1).min(u64::from(u32::MAX / 2)) as u32
+    }
+
+    /// Bytes that are left of the cap.
+    fn room(&self) -> u64 {
+        self.config.capacity_bytes.saturating_sub(self.allocated.load(Ordering::Relaxed))
     }
 
     /// Takes a segment out whose file fails.

@@ -1,14 +1,14 @@
 //! Finding what is in a directory at start: the fronts of its segments, and nothing else of them.
 //!
-//! Called once by `DiskStore::open`. A file that cannot be used is skipped with a line in the log and left alone, but for
-//! what is over the cap.
+//! Called once by `DiskStore::open`. A file that cannot be used is skipped with a line in the log, and deleted when its room
+//! is needed; so are files over the cap, at once.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use super::segment::{Found, Segment};
+use super::segment::{Found, Segment, UNFINISHED};
 use super::slots::{ShortKey, Slots};
 use super::{DiskConfig, DiskError, Inner, SEGMENT_BYTES, lock};
 use crate::policy::Place;
@@ -24,7 +24,7 @@ pub(super) fn open(config: DiskConfig) -> Result<Inner, DiskError> {
     let started = Instant::now();
     let paths = segment_paths(&config.directory)?;
     let next_file = paths.iter().filter_map(|path| number_of(path)).max().map_or(0, |last| last + 1);
-    let (mut segments, mut allocated) = (Vec::new(), 0);
+    let (mut segments, mut skipped, mut allocated) = (Vec::new(), Vec::new(), 0);
     // The newest files first: those over the cap are the oldest.
     for path in paths.into_iter().rev() {
         match Segment::open(&path) {
@@ -37,7 +37,12 @@ pub(super) fn open(config: DiskConfig) -> Result<Inner, DiskError> {
                 allocated += segment.num_bytes();
                 segments.push(segment);
             }
-            Err(reason) => tracing::warn!(path = %path.display(), reason, "a KV segment is skipped"),
+            Err(reason) => {
+                tracing::warn!(path = %path.display(), reason, "a KV segment is skipped");
+                let bytes = path.metadata().map_or(0, |metadata| metadata.len());
+                allocated += bytes;
+                skipped.push((path, bytes));
+            }
         }
     }
     let remembered = usize::try_from(config.capacity_bytes >> 16).unwrap_or(usize::MAX).clamp(MIN_REMEMBERED, 1 << 22);
@@ -58,6 +63,7 @@ pub(super) fn open(config: DiskConfig) -> Result<Inner, DiskError> {
         slots: Mutex::new(slots),
         stats: Mutex::new(PlaceStats::new(Place::Disk)),
         allocated: AtomicU64::new(allocated),
+        skipped: Mutex::new(skipped),
         no_growth_until: AtomicU64::new(0),
         buffers: Arc::default(),
         next_stamp: AtomicU64::new(next_stamp),
@@ -77,6 +83,11 @@ fn segment_paths(directory: &Path) -> Result<Vec<PathBuf>, DiskError> {
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(directory).map_err(io)? {
         let path = entry.map_err(io)?.path();
+        if path.extension().is_some_and(|extension| extension == UNFINISHED) {
+            // Its maker ended before it was whole.
+            std::fs::remove_file(&path).map_err(|error| DiskError::io(&path, error))?;
+            continue;
+        }
         if path.extension().is_some_and(|extension| extension == EXTENSION) {
             paths.push(path);
         }

@@ -28,6 +28,8 @@ const VERSION: u32 = 1;
 const ORDER: u32 = 0x0102_0304;
 /// What is before the headers, and what slots are aligned to.
 const PAGE: usize = 4096;
+/// Extension of a file that is being made.
+pub const UNFINISHED: &str = "kvnew";
 /// Behind each header at the front: the order in which slots were written.
 const STAMP: usize = 8;
 
@@ -36,8 +38,9 @@ const STAMP: usize = 8;
 pub struct Segment {
     path: PathBuf,
     file: File,
-    map: Mmap,
+    /// Before the map, so that its range is forgotten before it is another's.
     guarded: Option<Guarded>,
+    map: Mmap,
     shape: SlotShape,
     num_slots: usize,
 }
@@ -84,12 +87,15 @@ impl Segment {
     /// # Errors
     /// When the disk is full or cannot be written; nothing is left behind.
     pub fn create(path: PathBuf, shape: SlotShape, num_slots: usize) -> io::Result<Arc<Self>> {
-        let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
-        let made =
-            Self::preallocate(&file, shape, num_slots).and_then(|()| Self::map(path.clone(), file, shape, num_slots));
+        // Under its name it is whole.
+        let unfinished = path.with_extension(UNFINISHED);
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&unfinished)?;
+        let made = Self::preallocate(&file, shape, num_slots)
+            .and_then(|()| std::fs::rename(&unfinished, &path))
+            .and_then(|()| Self::map(path.clone(), file, shape, num_slots));
         if made.is_err() {
             // The error that is returned is the one that matters.
-            drop(std::fs::remove_file(&path));
+            drop(std::fs::remove_file(&unfinished).or_else(|_| std::fs::remove_file(&path)));
         }
         made.map(Arc::new)
     }
@@ -117,7 +123,7 @@ impl Segment {
         if guarded.is_none() {
             return Err(io::Error::other("too many segments are mapped"));
         }
-        Ok(Self { path, file, map, guarded, shape, num_slots })
+        Ok(Self { path, file, guarded, map, shape, num_slots })
     }
 
     /// Opens a file that is there.

@@ -301,15 +301,17 @@ impl<S: Clone> Slots<S> {
         Some(key)
     }
 
-    /// The writer has filled a claimed slot: it can be found.
-    pub fn publish(&mut self, id: SlotId) {
-        let Some(segment) = self.segments.get_mut(id.segment()).and_then(Option::as_mut) else { return };
+    /// The writer has filled a claimed slot: it can be found. False where its segment was lost meanwhile.
+    pub fn publish(&mut self, id: SlotId) -> bool {
+        let Some(segment) = self.segments.get_mut(id.segment()).and_then(Option::as_mut) else { return false };
         let class = segment.class;
-        let Some(slot) = segment.slots.get_mut(id.index()).filter(|slot| slot.state == State::Claimed) else { return };
+        let claimed = segment.slots.get_mut(id.index()).filter(|slot| slot.state == State::Claimed);
+        let Some(slot) = claimed else { return false };
         slot.state = State::Live;
         let (key, was_remembered) = (slot.key, slot.uses > 0);
         self.link(key, id);
         self.classes[class].eviction.insert(id.0, was_remembered);
+        true
     }
 
     fn link(&mut self, key: ShortKey, id: SlotId) {

@@ -3,8 +3,8 @@
 //! Fed by `DiskStore::put` through a bounded queue. A disk that refuses makes the cache smaller, never a caller fail.
 
 use std::io::{self, ErrorKind};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 use protocol::{KvFrame, PutOutcome};
 use tokio::sync::{mpsc, oneshot};
@@ -87,8 +87,8 @@ fn put(inner: &Inner, frame: &KvFrame, touches: u32) -> PutOutcome {
 fn claim(inner: &Inner, frame: &KvFrame, shape: SlotShape, touches: u32) -> Claim {
     let now = inner.now();
     let smallest = segment::file_bytes(shape, 1) as u64;
-    let room = inner.config.capacity_bytes.saturating_sub(inner.allocated.load(Ordering::Relaxed));
-    let can_grow = room >= smallest && u64::from(now) >= inner.no_growth_until.load(Ordering::Relaxed);
+    forget_skipped(inner, smallest);
+    let can_grow = inner.room() >= smallest && u64::from(now) >= inner.no_growth_until.load(Ordering::Relaxed);
     let mut slots = inner.slots();
     let class = slots.class(shape);
     if !can_grow && let Some(number) = slots.segment_to_take(class, now) {
@@ -100,6 +100,19 @@ fn claim(inner: &Inner, frame: &KvFrame, shape: SlotShape, touches: u32) -> Clai
         return if grow(inner, shape) { claim(inner, frame, shape, touches) } else { Claim::Busy };
     }
     slots.claim(class, ShortKey::of(&frame.header.identity.key), touches, can_grow, now)
+}
+
+/// Files that were skipped at start give way to those that are used.
+fn forget_skipped(inner: &Inner, wanted: u64) {
+    let mut skipped = inner.skipped.lock().unwrap_or_else(PoisonError::into_inner);
+    while inner.room() < wanted
+        && let Some((path, bytes)) = skipped.pop()
+    {
+        tracing::info!(path = %path.display(), bytes, "a KV segment that cannot be used made room: deleted");
+        inner.allocated.fetch_sub(bytes, Ordering::Relaxed);
+        // One that cannot be deleted takes room beyond the cap: there is nothing else to do about it.
+        drop(std::fs::remove_file(path));
+    }
 }
 
 /// Gives a class whose slots are all held a segment of another class, where one can be had.
@@ -124,7 +137,7 @@ pub(super) fn delete(inner: &Inner, segment: &Segment) {
 
 /// Makes a segment of at most what is left of the cap; a smaller one where the disk has no room for a whole one.
 fn grow(inner: &Inner, shape: SlotShape) -> bool {
-    let room = inner.config.capacity_bytes.saturating_sub(inner.allocated.load(Ordering::Relaxed));
+    let room = inner.room();
     let mut num_slots = segment::slots_in(shape, inner.segment_bytes.min(room) as usize);
     while num_slots > 1 && segment::file_bytes(shape, num_slots) as u64 > room {
         num_slots -= 1;
@@ -172,10 +185,8 @@ fn pause_growth(inner: &Inner) {
 pub(super) fn fill(inner: &Inner, slot: SlotId, frame: &KvFrame, stamp: u64) -> PutOutcome {
     let Some(segment) = inner.slots().handle(slot) else { return PutOutcome::Busy };
     match segment.write(slot.index(), frame, stamp) {
-        Ok(()) => {
-            inner.slots().publish(slot);
-            PutOutcome::Stored
-        }
+        Ok(()) if inner.slots().publish(slot) => PutOutcome::Stored,
+        Ok(()) => PutOutcome::Busy,
         Err(error) => {
             inner.slots().release(slot);
             tracing::warn!(path = %segment.path().display(), %error, "a KV block was not written");

@@ -19,6 +19,7 @@ use protocol::kv_wire::{self, Decoder, LeaseAnswer, PutAnswer};
 use protocol::{BlockHash, BlockKey, Buffers, Lookup, Prefix, PutOutcome, PutReason};
 use tokio::time::Instant;
 
+use crate::ghost::Ghost;
 use crate::policy::Place;
 use crate::store::{PlaceStats, Store};
 use connection::Connections;
@@ -26,6 +27,9 @@ pub use connection::{Connector, Io, RemoteUrl, TcpConnector, TlsConnector};
 
 /// Reading every block of a large disk takes its time.
 const CARE_TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// Blocks that are remembered to be there.
+const MAX_KNOWN: usize = 1 << 16;
 
 /// Deadlines of a remote store.
 #[derive(Clone, Copy, Debug)]
@@ -89,6 +93,8 @@ pub struct RemoteStore {
     health: Mutex<Health>,
     stats: Mutex<PlaceStats>,
     buffers: Arc<Buffers>,
+    /// Blocks that it has had: they are not sent again, until it says that it lacks them.
+    known: Mutex<Ghost>,
 }
 
 impl RemoteStore {
@@ -100,6 +106,7 @@ impl RemoteStore {
             health: Mutex::new(Health { failures: 0, paused_until: None }),
             stats: Mutex::new(PlaceStats::new(Place::Remote)),
             buffers: Arc::default(),
+            known: Mutex::new(Ghost::new(MAX_KNOWN)),
         }
     }
 
@@ -206,6 +213,36 @@ impl RemoteStore {
     }
 }
 
+impl RemoteStore {
+    /// Which of these it is known to have; the rest is to be sent.
+    fn present(&self, frames: &[KvFrame]) -> Vec<PutOutcome> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let has = |frame: &KvFrame| known.contains(frame.header.identity.key.short());
+        frames.iter().map(|frame| if has(frame) { PutOutcome::Present } else { PutOutcome::Busy }).collect()
+    }
+
+    async fn send(&self, frames: &[KvFrame], reason: PutReason) -> Vec<PutOutcome> {
+        let mut outcomes = vec![PutOutcome::Busy; frames.len()];
+        if !frames.is_empty() && !self.is_paused() {
+            let header = [kv_wire::encode_put_header(reason)];
+            let parts = frames.iter().flat_map(|frame| [frame.header.encode(), frame.payload.clone()]);
+            let body = header.into_iter().chain(parts).collect();
+            let answer = self.ask_json::<PutAnswer>("/kv/v1/put", body, self.limits.put).await;
+            let answer = self.note("put", answer).map(|answer| answer.outcomes);
+            outcomes = answer.filter(|answers| answers.len() == frames.len()).unwrap_or(outcomes);
+        }
+        let mut stats = self.counted();
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        for (&outcome, frame) in outcomes.iter().zip(frames) {
+            stats.count_put(outcome, frame.encoded_len() as u64);
+            if matches!(outcome, PutOutcome::Stored | PutOutcome::Present) {
+                known.note(frame.header.identity.key.short());
+            }
+        }
+        outcomes
+    }
+}
+
 async fn within<T>(limit: Duration, work: impl Future<Output = Result<T, RemoteError>>) -> Result<T, RemoteError> {
     tokio::time::timeout(limit, work).await.unwrap_or(Err(RemoteError::Timeout(limit)))
 }
@@ -253,6 +290,15 @@ impl Store for RemoteStore {
             }
             // What came before a failure is whole and is used.
             answers.resize_with(keys.len(), || Lookup::Busy);
+            let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+            for (key, answer) in keys.iter().zip(&answers) {
+                match answer {
+                    Lookup::Hit(_) => known.note(key.short()),
+                    Lookup::Miss => drop(known.take(key.short())),
+                    Lookup::Busy => {}
+                }
+            }
+            drop(known);
             self.counted().count_lookups(&answers);
             answers
         })
@@ -260,22 +306,13 @@ impl Store for RemoteStore {
 
     fn put(&self, frames: Vec<KvFrame>, reason: PutReason) -> BoxFuture<'_, Vec<PutOutcome>> {
         Box::pin(async move {
-            let busy = vec![PutOutcome::Busy; frames.len()];
-            if frames.is_empty() || self.is_paused() {
-                frames.iter().for_each(|_| self.counted().count_put(PutOutcome::Busy, 0));
-                return busy;
+            let mut outcomes = self.present(&frames);
+            let is_new = |(_, outcome): &(KvFrame, &PutOutcome)| **outcome != PutOutcome::Present;
+            let sent: Vec<KvFrame> = frames.into_iter().zip(&outcomes).filter(is_new).map(|(frame, _)| frame).collect();
+            let mut answers = self.send(&sent, reason).await.into_iter();
+            for outcome in outcomes.iter_mut().filter(|outcome| **outcome != PutOutcome::Present) {
+                *outcome = answers.next().unwrap_or(PutOutcome::Busy);
             }
-            let header = [kv_wire::encode_put_header(reason)];
-            let parts = frames.iter().flat_map(|frame| [frame.header.encode(), frame.payload.clone()]);
-            let body = header.into_iter().chain(parts).collect();
-            let answer = self.ask_json::<PutAnswer>("/kv/v1/put", body, self.limits.put).await;
-            let answer = self.note("put", answer).map(|answer| answer.outcomes);
-            let outcomes = answer.filter(|outcomes| outcomes.len() == frames.len()).unwrap_or(busy);
-            let mut stats = self.counted();
-            outcomes
-                .iter()
-                .zip(&frames)
-                .for_each(|(&outcome, frame)| stats.count_put(outcome, frame.encoded_len() as u64));
             outcomes
         })
     }

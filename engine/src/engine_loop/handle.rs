@@ -153,6 +153,9 @@ impl EngineHandle {
     /// Puts the blocks that are nowhere else where they outlive this process, the most valuable first. To be called when no
     /// request runs; whoever drops it leaves the rest.
     pub async fn drain_blocks(&self) {
+        if !matches!(self.state(), EngineState::Ready(_)) {
+            return;
+        }
         let (reply, drained) = oneshot::channel();
         if self.commands.send(Command::Drain { reply }).await.is_ok() {
             // An engine that ended holds nothing to put.

@@ -82,7 +82,7 @@ fn limits(
     config: &EngineConfig,
     max_model_len: usize,
     max_context_tokens: usize,
-    has_tiers: bool,
+    tiers: Option<&TieredStore>,
 ) -> (SchedulerLimits, EngineLimits) {
     let scheduler = SchedulerLimits {
         max_num_seqs: config.max_num_seqs,
@@ -90,7 +90,8 @@ fn limits(
         max_logits_rows: sizes::max_logits_rows(config),
         max_context_tokens,
         enable_prefix_caching: config.enable_prefix_caching,
-        has_tiers: has_tiers && config.enable_prefix_caching,
+        has_tiers: tiers.is_some() && config.enable_prefix_caching,
+        has_host_tier: tiers.is_some_and(TieredStore::has_host),
     };
     (scheduler, EngineLimits { max_model_len, max_step_s: config.max_step_ms / 1e3 })
 }
@@ -128,8 +129,8 @@ fn parts(
     };
     let fingerprint = Arc::new(OnceLock::new());
     let pool = (shape.num_blocks, pool_bytes);
+    let (scheduler, engine) = limits(config, shape.max_model_len, max_context_tokens, tiers.as_deref());
     let kv_store = Arc::new(PoolStore::new(commands.clone(), stats.clone(), pool, tiers));
-    let (scheduler, engine) = limits(config, shape.max_model_len, max_context_tokens, offload.is_some());
     let scheduler = Scheduler::new(scheduler, BlockManager::new(shape.num_blocks, BLOCK_SIZE));
     let engine = Engine::new(scheduler, tokenizer, engine);
     let handle = EngineHandle {

@@ -104,8 +104,8 @@ impl EngineLoop {
                 let _gone = reply.send(self.copy_out(&keys, runner)?);
             }
             Command::Drain { reply } => match &self.offload {
-                Some(_) => self.draining = Some(reply),
-                None => {
+                Some(offload) if offload.outlives() => self.draining = Some(reply),
+                _ => {
                     let _gone = reply.send(());
                 }
             },

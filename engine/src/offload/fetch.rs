@@ -15,8 +15,9 @@ use crate::kv::StagedBlock;
 use crate::metrics::EngineMetrics;
 use crate::sequence::RequestId;
 
-/// Blocks that are read together.
+/// Blocks that are read together, and their bytes at most.
 const BLOCKS_AT_ONCE: usize = 16;
+const BYTES_AT_ONCE: usize = 64 << 20;
 /// Reads under way.
 const READS_AHEAD: usize = 2;
 
@@ -44,21 +45,25 @@ impl Fetching {
         if num_blocks == 0 || self.arrivals.send(Arrival::Found { id: self.id, num_blocks }).await.is_err() {
             return;
         }
-        let firsts = (0..num_blocks).step_by(BLOCKS_AT_ONCE);
+        let firsts = (0..num_blocks).step_by(self.blocks_at_once());
         // One read is ahead of what is checked and handed over.
         let reads = stream::iter(firsts).map(|first| self.read(first, num_blocks)).buffered(READS_AHEAD);
         let mut reads = std::pin::pin!(reads);
         while let Some(Some(blocks)) = reads.next().await {
-            let is_whole = blocks.len() == BLOCKS_AT_ONCE;
+            let is_whole = blocks.len() == self.blocks_at_once();
             if self.arrivals.send(Arrival::Blocks { id: self.id, blocks }).await.is_err() || !is_whole {
                 return;
             }
         }
     }
 
+    fn blocks_at_once(&self) -> usize {
+        (BYTES_AT_ONCE / self.payload_bytes.max(1)).clamp(1, BLOCKS_AT_ONCE)
+    }
+
     /// The next blocks from `first`, up to the first that is missing or wrong; `None` where the engine is gone.
     async fn read(&self, first: usize, num_blocks: usize) -> Option<Vec<StagedBlock>> {
-        let identities = &self.identities[first..num_blocks.min(first + BLOCKS_AT_ONCE)];
+        let identities = &self.identities[first..num_blocks.min(first + self.blocks_at_once())];
         let keys: Vec<BlockKey> = identities.iter().map(|identity| identity.key).collect();
         let kib = (self.payload_bytes * keys.len()).div_ceil(1024) as u32;
         let room = Arc::new(Arc::clone(&self.room).acquire_many_owned(kib).await.ok()?);

@@ -201,6 +201,11 @@ impl Offload {
         self.take(arrival.0, prefill_tokens_per_s)
     }
 
+    /// Whether anything below outlives this process.
+    pub(crate) fn outlives(&self) -> bool {
+        self.tiers.outlives()
+    }
+
     /// Whether another batch may go down now.
     pub(crate) fn can_put(&self) -> bool {
         self.kind.is_some() && self.puts.capacity() > 0

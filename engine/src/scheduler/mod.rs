@@ -40,6 +40,8 @@ pub struct SchedulerLimits {
     pub enable_prefix_caching: bool,
     /// Whether there are tiers below the pool.
     pub has_tiers: bool,
+    /// Whether the first of them is host memory.
+    pub has_host_tier: bool,
 }
 
 /// A sequence's place in every queue: the lower goes first.
@@ -124,7 +126,7 @@ impl Scheduler {
     /// An empty scheduler over all of `blocks`.
     pub fn new(limits: SchedulerLimits, mut blocks: BlockManager) -> Self {
         if limits.has_tiers {
-            blocks.keep_stores();
+            blocks.keep_stores(limits.has_host_tier);
         }
         let (waiting, running, places) = (BTreeMap::new(), BTreeMap::new(), HashMap::new());
         let counters = SchedulerCounters::default();
