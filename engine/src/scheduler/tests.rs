@@ -6,6 +6,8 @@ use super::*;
 use crate::sampling_params::SamplingParams;
 use crate::sequence::EngineRequest;
 
+mod tiers;
+
 const ALL: usize = usize::MAX;
 
 fn sequence(id: u64, prompt: Vec<u32>, max_tokens: usize) -> Sequence {
