@@ -170,7 +170,7 @@ impl Target {
 }
 
 async fn ask<T: serde::de::DeserializeOwned>(service: &RemoteStore, path: &str) -> Result<T> {
-    Ok(service.care(path).await?)
+    service.care(path).await.with_context(|| service.address().to_owned())
 }
 
 async fn stats(target: Target) -> Result<ExitCode> {

@@ -112,6 +112,9 @@ async fn run(settings: &Settings) -> Result<ExitCode> {
 
 /// Puts the engine's KV blocks where a replacement finds them.
 async fn drain_blocks(engine: &EngineHandle, settings: &Settings) {
+    if !engine.kv_store().outlives() {
+        return;
+    }
     let limit = Duration::from_secs(settings.kv_drain_timeout);
     let started = Instant::now();
     match tokio::time::timeout(limit, engine.drain_blocks()).await {

@@ -110,6 +110,11 @@ impl RemoteStore {
         }
     }
 
+    /// Host and port.
+    pub fn address(&self) -> &str {
+        self.connections.address()
+    }
+
     /// Asks for what an operator wants to know or have done: a path below `/kv/v1` whose answer is JSON.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 //! Its other half is the engine loop, which answers between two steps. Nothing is put here: blocks come into the pool with
 //! the sequences that need them. What the tiers hold is served behind it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use cache_tier::{Place, PlaceStats, Store, TieredStore};
@@ -32,6 +32,8 @@ pub struct PoolStore {
     num_blocks: usize,
     pool_bytes: u64,
     tiers: Option<Arc<TieredStore>>,
+    /// What others have read of the pool.
+    read: Mutex<PlaceStats>,
 }
 
 impl PoolStore {
@@ -41,7 +43,13 @@ impl PoolStore {
         (num_blocks, pool_bytes): (usize, u64),
         tiers: Option<Arc<TieredStore>>,
     ) -> Self {
-        Self { commands, stats, num_blocks, pool_bytes, tiers }
+        let read = Mutex::new(PlaceStats::new(Place::Device));
+        Self { commands, stats, num_blocks, pool_bytes, tiers, read }
+    }
+
+    /// Whether any tier outlives this process.
+    pub fn outlives(&self) -> bool {
+        self.tiers.as_ref().is_some_and(|tiers| tiers.outlives())
     }
 
     async fn ask<T>(&self, job: PoolJob, answer: oneshot::Receiver<T>) -> Option<T> {
@@ -76,6 +84,7 @@ impl Store for PoolStore {
             let held = self.ask(PoolJob::Get { keys: keys.to_vec(), reply }, answer).await;
             let missing = if held.is_some() { Lookup::Miss } else { Lookup::Busy };
             let mut found: Vec<Lookup<KvFrame>> = held.into_iter().flatten().map(Lookup::Hit).collect();
+            self.read.lock().unwrap_or_else(PoisonError::into_inner).count_lookups(&found);
             let rest = &keys[found.len().min(keys.len())..];
             match &self.tiers {
                 Some(tiers) if !rest.is_empty() => found.extend(tiers.get(rest).await),
@@ -107,7 +116,8 @@ impl Store for PoolStore {
         let num_blocks = self.stats.borrow().num_cached_blocks as u64;
         let (capacity_bytes, block_bytes) = (self.pool_bytes, self.pool_bytes / self.num_blocks.max(1) as u64);
         let used_bytes = num_blocks * block_bytes;
-        let device = PlaceStats { num_blocks, capacity_bytes, used_bytes, ..PlaceStats::new(Place::Device) };
+        let read = *self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let device = PlaceStats { num_blocks, capacity_bytes, used_bytes, ..read };
         std::iter::once(device).chain(self.tiers.iter().flat_map(|tiers| tiers.stats())).collect()
     }
 }

@@ -28,7 +28,9 @@ pub(super) async fn run(tiers: Arc<TieredStore>, mut jobs: mpsc::Receiver<PutJob
             PutJob::Flush { reply } => {
                 let num_blocks = tiers.drain_host().await;
                 tiers.sync().await;
-                tracing::info!(num_blocks, "KV blocks in memory were put where they outlive the process");
+                if num_blocks > 0 {
+                    tracing::info!(num_blocks, "KV blocks in memory were put where they outlive the process");
+                }
                 // Who asked has given up where nobody listens.
                 let _gone = reply.send(());
             }
