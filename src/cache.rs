@@ -163,6 +163,9 @@ impl Target {
         if !directory.is_dir() {
             bail!("{} is no directory, and no URL such as http://HOST:PORT", self.target);
         }
+        if !DiskStore::is_at(directory) {
+            bail!("{} holds no KV blocks", self.target);
+        }
         // Looked at, not cut: whatever the cap was, all of it stays.
         let config = DiskConfig { directory: directory.to_owned(), capacity_bytes: u64::MAX };
         Ok(Opened::Directory(DiskStore::open(config)?))

@@ -118,7 +118,7 @@ async fn drain_blocks(engine: &EngineHandle, settings: &Settings) {
     let limit = Duration::from_secs(settings.kv_drain_timeout);
     let started = Instant::now();
     match tokio::time::timeout(limit, engine.drain_blocks()).await {
-        Ok(()) => tracing::info!(seconds = started.elapsed().as_secs_f64(), "KV blocks are drained"),
+        Ok(()) => tracing::debug!(seconds = started.elapsed().as_secs_f64(), "the drain is over"),
         Err(_) => tracing::warn!(limit_s = limit.as_secs(), "not all KV blocks were drained in time"),
     }
 }

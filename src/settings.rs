@@ -37,7 +37,8 @@ pub struct Settings {
     max_num_batched_tokens: usize,
     kv_cache_memory: Option<Bytes>,
     gpu_memory_utilization: Option<f64>,
-    enable_prefix_caching: bool,
+    /// Whether prompts may start with blocks that are there.
+    pub enable_prefix_caching: bool,
     max_step_ms: f64,
     activations: Option<ActivationsFlag>,
     threads: Option<usize>,
@@ -334,6 +335,11 @@ impl Settings {
     /// When it cannot be read.
     pub fn read_cluster_token(&self) -> Result<Option<String>> {
         self.cluster_token_file.as_deref().map(read_token).transpose()
+    }
+
+    /// Whether any KV tier is asked for.
+    pub fn asks_for_tiers(&self) -> bool {
+        self.kv_host_bytes.is_some() || self.kv_disk.is_some() || self.kv_tier.is_some()
     }
 
     /// Bytes of host memory for KV blocks.

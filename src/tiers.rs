@@ -13,7 +13,16 @@ use crate::settings::Settings;
 
 /// Opens the tiers; none where none is asked for.
 pub fn open(settings: &Settings) -> Result<Arc<TieredStore>> {
-    let host = settings.kv_host_bytes()?.map(HostStore::new);
+    let host_bytes = settings.kv_host_bytes()?;
+    if settings.asks_for_tiers() && !settings.enable_prefix_caching {
+        bail!("--enable-prefix-caching false: KV tiers hold what prefix caching finds; leave one of them out");
+    }
+    let token = settings.kv_tier.as_ref().map(|_| settings.read_cluster_token()).transpose()?.flatten();
+    // Before the directory is opened, which may delete what is over a cap.
+    let remote = match &settings.kv_tier {
+        None => None,
+        Some(url) => Some(remote(url, settings.kv_tier_cafile.as_deref(), token.as_deref()).context("--kv-tier")?),
+    };
     let disk = match &settings.kv_disk {
         None => None,
         Some(directory) => {
@@ -21,11 +30,10 @@ pub fn open(settings: &Settings) -> Result<Arc<TieredStore>> {
             Some(Arc::new(DiskStore::open(config).context("--kv-disk")?))
         }
     };
-    let token = settings.kv_tier.as_ref().map(|_| settings.read_cluster_token()).transpose()?.flatten();
-    let remote = match &settings.kv_tier {
-        None => None,
-        Some(url) => Some(remote(url, settings.kv_tier_cafile.as_deref(), token.as_deref()).context("--kv-tier")?),
-    };
+    if let Some(remote) = &remote {
+        tracing::info!(tier = remote.address(), token = token.is_some(), "KV blocks are shared by a tier");
+    }
+    let host = host_bytes.map(HostStore::new);
     let codec = match settings.kv_compression {
         KvCompression::None => None,
         KvCompression::Zstd => Some(Codec::Zstd),
@@ -40,8 +48,13 @@ pub fn remote(url: &str, cafile: Option<&Path>, token: Option<&str>) -> Result<R
     let connector: Arc<dyn Connector> = match (url.tls, cafile) {
         (false, None) => Arc::new(TcpConnector(url.address)),
         (true, Some(cafile)) => Arc::new(TlsConnector::new(&url.address, cafile).map_err(|error| anyhow!(error))?),
-        (true, None) => bail!("https://{} wants --kv-tier-cafile: the certificates that are trusted", url.address),
-        (false, Some(_)) => bail!("http://{} is not encrypted: --kv-tier-cafile says nothing of it", url.address),
+        (true, None) => bail!(
+            "https://{} wants a file of the certificates that are trusted (--kv-tier-cafile; --cafile of `pagoda cache`)",
+            url.address
+        ),
+        (false, Some(_)) => {
+            bail!("http://{} is not encrypted: there are no certificates to trust by a file", url.address)
+        }
     };
     Ok(RemoteStore::new(connector, token, RemoteLimits::default()))
 }

@@ -255,6 +255,11 @@ fn a_directory_that_cannot_be_used_is_a_clear_error() {
     assert!(error.contains("--kv-tier") && error.contains("http://HOST:PORT"), "{error}");
     let error = refused(&["cache", "stats", "/nowhere"]);
     assert!(error.contains("/nowhere is no directory"), "{error}");
+    let error = refused(&["cache", "stats", env!("CARGO_MANIFEST_DIR")]);
+    assert!(error.contains("holds no KV blocks"), "{error}");
+    let flags = ["--kv-host-bytes", "1MiB", "--enable-prefix-caching", "false"];
+    let error = refused(&[&["serve", "--device", "sim:instant", "--port", "0"], &flags[..]].concat());
+    assert!(error.contains("prefix caching finds"), "{error}");
     let file = directory.path().join("file");
     std::fs::write(&file, "").unwrap();
     let inside = file.join("kv");

@@ -3,13 +3,15 @@
 //! Used for admission on the second touch and by S3-FIFO, which puts a key that comes back soon after its eviction into
 //! the main queue. Keys are kept as 64 bits: a false memory admits a block too early, no more.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 
 /// The last keys that were noted.
 #[derive(Debug, Default)]
 pub struct Ghost {
-    order: VecDeque<u64>,
-    present: HashSet<u64>,
+    /// Keys with the number of their noting: one that was noted again since is remembered by its later entry.
+    order: VecDeque<(u64, u32)>,
+    present: HashMap<u64, u32>,
+    next: u32,
     capacity: usize,
 }
 
@@ -21,13 +23,17 @@ impl Ghost {
 
     /// Notes a key; the oldest are forgotten.
     pub fn note(&mut self, key: u64) {
-        if self.capacity == 0 || !self.present.insert(key) {
+        if self.capacity == 0 || self.present.contains_key(&key) {
             return;
         }
-        self.order.push_back(key);
+        self.next = self.next.wrapping_add(1);
+        self.present.insert(key, self.next);
+        self.order.push_back((key, self.next));
         // A taken key stays in the order until it is passed.
         while self.order.len() > self.capacity {
-            if let Some(oldest) = self.order.pop_front() {
+            if let Some((oldest, number)) = self.order.pop_front()
+                && self.present.get(&oldest) == Some(&number)
+            {
                 self.present.remove(&oldest);
             }
         }
@@ -35,17 +41,17 @@ impl Ghost {
 
     /// Whether a key is remembered.
     pub fn contains(&self, key: u64) -> bool {
-        self.present.contains(&key)
+        self.present.contains_key(&key)
     }
 
     /// Whether a key was noted; it is forgotten.
     pub fn take(&mut self, key: u64) -> bool {
-        self.present.remove(&key)
+        self.present.remove(&key).is_some()
     }
 
     /// Bytes that it takes, about.
     pub fn memory_bytes(&self) -> usize {
-        self.order.capacity() * 8 + self.present.capacity() * 8 / 7 * 9
+        self.order.capacity() * 16 + self.present.capacity() * 8 / 7 * 17
     }
 }
 
@@ -58,6 +64,12 @@ mod tests {
         let mut ghost = Ghost::new(3);
         (0..5).for_each(|key| ghost.note(key));
         assert!(!ghost.take(1) && ghost.take(2) && !ghost.take(2) && ghost.take(4));
+        // Noted, taken and noted again, it is as new as its last noting.
+        let mut again = Ghost::new(2);
+        again.note(1);
+        again.take(1);
+        (1..3).for_each(|key| again.note(key));
+        assert!(again.contains(1) && again.contains(2));
         for key in 10..10_000 {
             ghost.note(key);
             ghost.take(key);

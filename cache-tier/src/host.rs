@@ -3,6 +3,7 @@
 //! The first place below the device. Frames are shared, not copied: what is handed out stays alive when it is evicted. What
 //! leaves is handed to the caller, who offers it to the places below.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -141,14 +142,12 @@ impl HostStore {
         (outcomes, left)
     }
 
-    /// Some of its blocks after those that were taken before: what a drain goes through. `after` counts from zero.
-    pub fn some(&self, after: usize, most: usize) -> Vec<KvFrame> {
+    /// The names of all its blocks, the most used first, then the latest: what a drain goes through.
+    pub fn keys_by_value(&self) -> Vec<BlockKey> {
         let state = self.state();
-        let mut ids: Vec<&u32> = state.entries.0.keys().collect();
-        // The most used first, then the latest.
-        let uses = |id: &u32| state.entries.0.get(id).map_or(0, |entry| entry.uses);
-        ids.sort_by_key(|id| (std::cmp::Reverse(uses(id)), std::cmp::Reverse(**id)));
-        ids.into_iter().skip(after).take(most).filter_map(|id| Some(state.entries.0.get(id)?.frame.clone())).collect()
+        let mut ids: Vec<(&u32, &Entry)> = state.entries.0.iter().collect();
+        ids.sort_by_key(|(id, entry)| (Reverse(entry.uses), Reverse(**id)));
+        ids.into_iter().map(|(_, entry)| entry.frame.header.identity.key).collect()
     }
 }
 

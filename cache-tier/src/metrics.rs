@@ -2,6 +2,8 @@
 //!
 //! Registered by the engine and by `pagoda cache serve` beside their own, refreshed when they are scraped.
 
+use std::sync::{Mutex, PoisonError};
+
 use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
 
 use crate::store::PlaceStats;
@@ -17,6 +19,8 @@ pub struct PlaceMetrics {
     evictions: IntCounterVec,
     read_bytes: IntCounterVec,
     written_bytes: IntCounterVec,
+    /// Two scrapes at once would both raise a counter to where it is.
+    refreshing: Mutex<()>,
 }
 
 impl PlaceMetrics {
@@ -52,11 +56,13 @@ impl PlaceMetrics {
             evictions: counter("pagoda_kv_tier_evictions_total", "KV blocks that made room in a tier.", &["tier"])?,
             read_bytes: counter("pagoda_kv_tier_read_bytes_total", "Bytes that a tier handed out.", &["tier"])?,
             written_bytes: counter("pagoda_kv_tier_written_bytes_total", "Bytes that a tier took in.", &["tier"])?,
+            refreshing: Mutex::new(()),
         })
     }
 
     /// Brings the families to the places' present numbers.
     pub fn refresh(&self, all: &[PlaceStats]) {
+        let _alone = self.refreshing.lock().unwrap_or_else(PoisonError::into_inner);
         for stats in all {
             let tier = stats.place.as_str();
             let gauges = [

@@ -26,7 +26,8 @@ pub trait Store: Send + Sync + 'static {
         self.get(keys)
     }
 
-    /// Takes blocks, each answered, in order. `Stored` is said once the block outlives the caller.
+    /// Takes blocks, each answered, in order. `Stored` is said once the block is there: on a disk, so
+    /// that the end of the process does not take it.
     fn put(&self, frames: Vec<KvFrame>, reason: PutReason) -> BoxFuture<'_, Vec<PutOutcome>>;
 
     /// Keeps the blocks of these keys from eviction for so many milliseconds; how many it holds and keeps.

@@ -99,8 +99,10 @@ impl TieredStore {
         match policy::promotes_to(found, &self.there) {
             Some(Place::Host) => {
                 if let Some(host) = &self.host {
-                    // What makes room was taken from below, or has been offered there.
-                    host.insert(frames);
+                    let (_, left) = host.insert(frames);
+                    if !left.is_empty() {
+                        self.put_below(left, PutReason::Evict).await;
+                    }
                 }
             }
             Some(place) => {
@@ -116,16 +118,12 @@ impl TieredStore {
     pub async fn drain_host(&self) -> usize {
         let Some(host) = self.host.as_ref().filter(|_| self.outlives()) else { return 0 };
         let mut num_put = 0;
-        let mut after = 0;
-        loop {
-            let frames = host.some(after, DRAIN_BATCH);
-            if frames.is_empty() {
-                return num_put;
-            }
-            after += frames.len();
+        for keys in host.keys_by_value().chunks(DRAIN_BATCH) {
+            let frames = host.get(keys).await.into_iter().filter_map(Lookup::hit).collect();
             let outcomes = self.put_below(frames, PutReason::Drain).await;
             num_put += outcomes.iter().filter(|&&outcome| outcome == PutOutcome::Stored).count();
         }
+        num_put
     }
 }
 

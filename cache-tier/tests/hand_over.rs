@@ -40,11 +40,11 @@ impl Disk {
 
     fn read(&self, number: u8) {
         let pinned = self.slots.lock().unwrap().pin(key(number), 100);
-        if let Some((slot, ())) = pinned {
+        if let Some((pin, ())) = pinned {
             // SAFETY: a pinned slot is not written; that is what loom checks here.
-            let found = self.memory[slot.index()].with(|byte| unsafe { *byte });
+            let found = self.memory[pin.slot.index()].with(|byte| unsafe { *byte });
             assert_eq!(found, number, "another block's bytes");
-            self.slots.lock().unwrap().unpin(slot, key(number));
+            self.slots.lock().unwrap().unpin(pin);
         }
     }
 }

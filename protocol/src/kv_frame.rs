@@ -141,6 +141,17 @@ impl FrameHeader {
         self.encoded_len() + self.payload_len
     }
 
+    /// Whether a payload is the one that the header is of.
+    ///
+    /// # Errors
+    /// When its length or checksum differs from what the header says.
+    pub fn check(&self, payload: &[u8]) -> Result<(), FrameError> {
+        if payload.len() != self.payload_len {
+            return Err(FrameError::Short { len: payload.len(), needed: self.payload_len });
+        }
+        if XxHash3_64::oneshot(payload) != self.payload_sum { Err(FrameError::Damaged("payload")) } else { Ok(()) }
+    }
+
     /// The header's bytes.
     pub fn encode(&self) -> Bytes {
         let BlockIdentity { key, parent, token_ids } = &self.identity;
@@ -278,14 +289,7 @@ impl KvFrame {
     /// # Errors
     /// When its length or checksum differs from what the header says.
     pub fn check(&self) -> Result<(), FrameError> {
-        if self.payload.len() != self.header.payload_len {
-            return Err(FrameError::Short { len: self.payload.len(), needed: self.header.payload_len });
-        }
-        if XxHash3_64::oneshot(&self.payload) != self.header.payload_sum {
-            Err(FrameError::Damaged("payload"))
-        } else {
-            Ok(())
-        }
+        self.header.check(&self.payload)
     }
 
     /// The payload, unpacked, after all was compared with what was wanted: what the engine that takes a block up calls.

@@ -64,7 +64,7 @@ impl PutReason {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PutOutcome {
-    /// It is there, and survives the end of the process that took it.
+    /// It is there. In a place that outlives its process (a disk), it survives the end of that.
     Stored,
     /// It was there.
     Present,

@@ -78,9 +78,11 @@ pub(super) fn verify(inner: &Inner) -> Verified {
             let key = ShortKey::of(&slot.header.identity.key);
             // Pinned, a slot is not written; one that is no longer there was, since its front was read.
             let pinned = inner.slots().pin(key, inner.now() + PIN_SECONDS);
-            let Some((id, _)) = pinned.filter(|(id, _)| (id.segment(), id.index()) == (number, slot.index)) else {
+            let Some((pin, _)) = pinned else { continue };
+            if (pin.slot.segment(), pin.slot.index()) != (number, slot.index) {
+                inner.slots().unpin(pin);
                 continue;
-            };
+            }
             match read_slot(&segment, slot.index, &slot.header) {
                 Ok(frame) => {
                     report.whole += 1;
@@ -88,16 +90,13 @@ pub(super) fn verify(inner: &Inner) -> Verified {
                 }
                 Err(reason) => {
                     report.damaged += 1;
-                    inner.stats().damaged += 1;
                     if report.problems.len() < MAX_PROBLEMS {
                         report.problems.push(format!("{} slot {}: {reason}", segment.path().display(), slot.index));
                     }
-                    // Where that fails, it is found out again.
-                    drop(segment.clear(slot.index));
-                    inner.slots().release(id);
+                    inner.drop_damaged(pin, &segment);
                 }
             }
-            inner.slots().unpin(id, key);
+            inner.slots().unpin(pin);
         }
     }
     report
@@ -113,19 +112,22 @@ pub(super) fn compact(inner: &Inner) -> Compacted {
             same.map(|(_, _, live, slots)| slots - live).sum()
         };
         let emptiest = all.iter().find(|(n, segment, live, slots)| {
-            *live == 0 || (live * 2 < *slots && free_elsewhere(*n, segment) >= *live)
+            let is_sparse = *live == 0 || (live * 2 < *slots && free_elsewhere(*n, segment) >= *live);
+            is_sparse && !inner.slots().is_held(*n, inner.now())
         });
         let Some((number, segment, ..)) = emptiest else { return done };
         let Ok(found) = segment.recover() else { return done };
-        if inner.slots().remove_segment(*number).is_none() {
+        if inner.slots().remove_segment(*number, |found| Arc::ptr_eq(found, segment)).is_none() {
             return done;
         }
         for slot in found {
-            if let Ok(frame) = read_slot(segment, slot.index, &slot.header)
-                && move_to_free(inner, &frame, slot.stamp)
-            {
-                done.moved += 1;
+            let Ok(frame) = read_slot(segment, slot.index, &slot.header) else { continue };
+            if !move_to_free(inner, &frame, slot.stamp) {
+                // The next start finds what is still here.
+                inner.skip(segment.path().to_owned(), segment.num_bytes());
+                return done;
             }
+            done.moved += 1;
         }
         writer::delete(inner, segment);
         done.deleted += 1;

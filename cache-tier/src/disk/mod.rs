@@ -119,14 +119,30 @@ impl Inner {
         (self.started.elapsed().as_secs() + 1).min(u64::from(u32::MAX / 2)) as u32
     }
 
+    /// Leaves a file alone until its room is needed.
+    fn skip(&self, path: PathBuf, bytes: u64) {
+        self.skipped.lock().unwrap_or_else(PoisonError::into_inner).push((path, bytes));
+    }
+
     /// Bytes that are left of the cap.
     fn room(&self) -> u64 {
         self.config.capacity_bytes.saturating_sub(self.allocated.load(Ordering::Relaxed))
     }
 
+    /// Frees the slot of a block that is damaged, so that it is not found at the next start either.
+    fn drop_damaged(&self, pin: slots::Pin, segment: &Segment) {
+        self.stats().damaged += 1;
+        // Claimed, the slot is nobody else's to write.
+        if self.slots().condemn(pin) {
+            // Where that fails, it is found out again.
+            drop(segment.clear(pin.slot.index()));
+            self.slots().release(pin.slot);
+        }
+    }
+
     /// Takes a segment out whose file fails.
     fn lose(&self, number: usize, segment: &Segment) {
-        let removed = self.slots().remove_segment(number);
+        let removed = self.slots().remove_segment(number, |found| std::ptr::eq(&**found, segment));
         if removed.is_some() {
             self.allocated.fetch_sub(segment.num_bytes(), Ordering::Relaxed);
             tracing::warn!(path = %segment.path().display(), "a KV segment cannot be read: its blocks are recomputed");
@@ -147,6 +163,11 @@ pub struct DiskStore {
 }
 
 impl DiskStore {
+    /// Whether a directory has been a store.
+    pub fn is_at(directory: &Path) -> bool {
+        directory.join(LOCK_FILE).is_file()
+    }
+
     /// Opens a directory and finds what is in it.
     ///
     /// # Errors

@@ -12,7 +12,7 @@ use protocol::{BlockKey, KvFrame, Lookup};
 use tokio::sync::{mpsc, oneshot};
 
 use super::segment::Segment;
-use super::slots::{ShortKey, SlotId};
+use super::slots::{self, ShortKey};
 use super::{Inner, PIN_SECONDS};
 
 /// Keys to read together.
@@ -35,11 +35,11 @@ pub(super) fn run(inner: &Arc<Inner>, mut jobs: mpsc::Receiver<ReadJob>) {
 
 fn read(inner: &Arc<Inner>, keys: &[BlockKey], copy: bool) -> Vec<Lookup<KvFrame>> {
     let pins: Vec<Option<Pin>> = keys.iter().map(|key| Pin::of(inner, key)).collect();
-    pins.iter().flatten().for_each(|pin| pin.segment.will_read(pin.slot.index()));
+    pins.iter().flatten().for_each(|pin| pin.segment.will_read(pin.pin.slot.index()));
     let read_one = |(key, pin): (&BlockKey, Option<Pin>)| match pin {
         None => Lookup::Miss,
         Some(pin) => {
-            let (slot, segment) = (pin.slot, Arc::clone(&pin.segment));
+            let (slot, segment) = (pin.pin.slot, Arc::clone(&pin.segment));
             let frame = frame(&pin, key, copy);
             if segment.is_lost() {
                 inner.lose(slot.segment(), &segment);
@@ -53,11 +53,7 @@ fn read(inner: &Arc<Inner>, keys: &[BlockKey], copy: bool) -> Vec<Lookup<KvFrame
                 }
                 Err(error) => {
                     tracing::warn!(path = %segment.path().display(), slot = slot.index(), %error, "a KV block is dropped");
-                    // First so that it is not found at the next start, while nobody else may write it; where that fails, it
-                    // is found out again.
-                    drop(segment.clear(slot.index()));
-                    inner.slots().release(slot);
-                    inner.stats().damaged += 1;
+                    inner.drop_damaged(pin.pin, &segment);
                     Lookup::Miss
                 }
             }
@@ -66,9 +62,9 @@ fn read(inner: &Arc<Inner>, keys: &[BlockKey], copy: bool) -> Vec<Lookup<KvFrame
     keys.iter().zip(pins).map(read_one).collect()
 }
 
-/// The header of a pinned slot, and a checked copy of its payload where one is wanted.
+/// The header of a pinned slot whose payload is whole, and a checked copy of that where one is wanted.
 fn frame(pin: &Pin, key: &BlockKey, copy: bool) -> Result<(FrameHeader, Option<Bytes>), FrameError> {
-    let slot = pin.segment.read(pin.slot.index()).map_err(|_| FrameError::Damaged("slot"))?;
+    let slot = pin.segment.read(pin.pin.slot.index()).map_err(|_| FrameError::Damaged("slot"))?;
     let (header, len) = FrameHeader::parse(&slot)?;
     if header.identity.key != *key {
         return Err(FrameError::Foreign("name"));
@@ -77,6 +73,7 @@ fn frame(pin: &Pin, key: &BlockKey, copy: bool) -> Result<(FrameHeader, Option<B
         return Err(FrameError::Short { len: slot.len(), needed: len + header.payload_len });
     };
     if !copy && cfg!(unix) && len == header.encoded_len() {
+        header.check(payload)?;
         return Ok((header, None));
     }
     let mut copied = pin.inner.buffers.take(payload.len());
@@ -91,22 +88,21 @@ fn frame(pin: &Pin, key: &BlockKey, copy: bool) -> Result<(FrameHeader, Option<B
 struct Pin {
     inner: Arc<Inner>,
     segment: Arc<Segment>,
-    slot: SlotId,
-    key: ShortKey,
+    pin: slots::Pin,
 }
 
 impl Pin {
     fn of(inner: &Arc<Inner>, key: &BlockKey) -> Option<Self> {
         let key = ShortKey::of(key);
         let until = inner.now() + PIN_SECONDS;
-        let (slot, segment) = inner.slots().pin(key, until)?;
-        Some(Self { inner: Arc::clone(inner), segment, slot, key })
+        let (pin, segment) = inner.slots().pin(key, until)?;
+        Some(Self { inner: Arc::clone(inner), segment, pin })
     }
 }
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        self.inner.slots().unpin(self.slot, self.key);
+        self.inner.slots().unpin(self.pin);
     }
 }
 
@@ -126,6 +122,6 @@ impl Pinned {
 
 impl AsRef<[u8]> for Pinned {
     fn as_ref(&self) -> &[u8] {
-        &self.pin.segment.bytes(self.pin.slot.index())[self.range.clone()]
+        &self.pin.segment.bytes(self.pin.pin.slot.index())[self.range.clone()]
     }
 }

@@ -47,7 +47,7 @@ pub(super) fn open(config: DiskConfig) -> Result<Inner, DiskError> {
     }
     let remembered = usize::try_from(config.capacity_bytes >> 16).unwrap_or(usize::MAX).clamp(MIN_REMEMBERED, 1 << 22);
     let mut slots = Slots::new(remembered);
-    let next_stamp = restore(&mut slots, segments);
+    let next_stamp = restore(&mut slots, segments, &mut skipped);
     tracing::info!(
         directory = %config.directory.display(),
         blocks = slots.len(),
@@ -97,19 +97,23 @@ fn segment_paths(directory: &Path) -> Result<Vec<PathBuf>, DiskError> {
 }
 
 /// Enters all blocks, the last written first to be kept; returns the next stamp.
-fn restore(slots: &mut Slots<Arc<Segment>>, segments: Vec<Arc<Segment>>) -> u64 {
+fn restore(slots: &mut Slots<Arc<Segment>>, segments: Vec<Arc<Segment>>, skipped: &mut Vec<(PathBuf, u64)>) -> u64 {
     let mut blocks: Vec<(u64, u32, u32, ShortKey)> = Vec::new();
     for segment in segments {
         let found = match segment.recover() {
             Ok(found) => found,
             Err(error) => {
                 tracing::warn!(path = %segment.path().display(), %error, "a KV segment is skipped");
+                skipped.push((segment.path().to_owned(), segment.num_bytes()));
                 continue;
             }
         };
         let class = slots.class(segment.shape());
         let num_slots = segment.num_slots();
-        let Some(number) = slots.add_segment(class, segment, num_slots) else { continue };
+        let Some(number) = slots.add_segment(class, Arc::clone(&segment), num_slots) else {
+            skipped.push((segment.path().to_owned(), segment.num_bytes()));
+            continue;
+        };
         let entry = |Found { index, header, stamp }: Found| {
             (stamp, number as u32, index as u32, ShortKey::of(&header.identity.key))
         };

@@ -15,8 +15,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use fs4::fs_std::FileExt as _;
 use memmap2::{Mmap, MmapOptions};
-use protocol::KvFrame;
 use protocol::kv_frame::FrameHeader;
+use protocol::{Codec, KvFrame};
 
 use super::fault::Guarded;
 use super::slots::{MAX_SLOTS, SlotShape};
@@ -59,12 +59,15 @@ pub struct Found {
 /// Sizes of a slot for a frame.
 pub fn shape_of(frame: &FrameHeader) -> SlotShape {
     let frame_len = frame.frame_len();
-    // Small frames (a simulated device's) share pages; others begin on their own.
-    let step = if frame_len <= PAGE { 64 } else { PAGE };
-    SlotShape {
-        front_bytes: (frame.encoded_len() + STAMP).next_multiple_of(64),
-        slot_bytes: frame_len.next_multiple_of(step),
-    }
+    let front_bytes = (frame.encoded_len() + STAMP).next_multiple_of(64);
+    // Small frames (a simulated device's) share pages, others begin on their own; packed ones, whose lengths all differ, share
+    // slots of a few sizes.
+    let step = match frame.codec {
+        _ if frame_len <= PAGE => 64,
+        Codec::Raw => PAGE,
+        Codec::Zstd => (frame_len.next_power_of_two() / 16).max(PAGE),
+    };
+    SlotShape { front_bytes, slot_bytes: frame_len.next_multiple_of(step).max(front_bytes) }
 }
 
 fn slots_start(shape: SlotShape, num_slots: usize) -> usize {

@@ -76,13 +76,30 @@ struct Slot {
     state: State,
     uses: u8,
     pins: u16,
+    /// Another for every block that was ever in a slot.
+    generation: u32,
     /// Seconds of the store's clock until which a pin, or a lease, keeps it.
     pinned_until: u32,
     leased_until: u32,
 }
 
-const FREE: Slot =
-    Slot { key: ShortKey([0; 16]), state: State::Free, uses: 0, pins: 0, pinned_until: 0, leased_until: 0 };
+const FREE: Slot = Slot {
+    key: ShortKey([0; 16]),
+    state: State::Free,
+    uses: 0,
+    pins: 0,
+    generation: 0,
+    pinned_until: 0,
+    leased_until: 0,
+};
+
+/// A block in a slot that somebody reads: what is done to the slot later is done only while it is still that block's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pin {
+    /// Where it is.
+    pub slot: SlotId,
+    generation: u32,
+}
 
 #[derive(Debug)]
 struct Segment<S> {
@@ -137,6 +154,7 @@ pub struct Slots<S> {
     classes: Vec<Class>,
     ghost: Ghost,
     num_live: usize,
+    generation: u32,
 }
 
 /// The slots of all segments as eviction sees them, at a time.
@@ -177,7 +195,7 @@ impl<S: Clone> Slots<S> {
     /// An empty index whose ghost list remembers so many keys.
     pub fn new(num_remembered: usize) -> Self {
         let (table, segments, classes) = (HashTable::new(), Vec::new(), Vec::new());
-        Self { table, segments, classes, ghost: Ghost::new(num_remembered), num_live: 0 }
+        Self { table, segments, classes, ghost: Ghost::new(num_remembered), num_live: 0, generation: 0 }
     }
 
     /// Blocks held.
@@ -209,21 +227,38 @@ impl<S: Clone> Slots<S> {
     }
 
     /// Finds a block and keeps its slot from being claimed until it is unpinned, or until the deadline.
-    pub fn pin(&mut self, key: ShortKey, until: u32) -> Option<(SlotId, S)> {
+    pub fn pin(&mut self, key: ShortKey, until: u32) -> Option<(Pin, S)> {
         let id = self.find(key)?;
         let segment = self.segments.get_mut(id.segment())?.as_mut()?;
         let slot = segment.slots.get_mut(id.index())?;
         slot.uses = (slot.uses + 1).min(MAX_USES);
         slot.pins = slot.pins.saturating_add(1);
         slot.pinned_until = slot.pinned_until.max(until);
-        Some((id, segment.handle.clone()))
+        Some((Pin { slot: id, generation: slot.generation }, segment.handle.clone()))
     }
 
     /// Ends a pin. One that outlived its deadline, and whose slot was claimed since, ends nothing.
-    pub fn unpin(&mut self, id: SlotId, key: ShortKey) {
-        if let Some(slot) = slot_of_mut(&mut self.segments, id).filter(|slot| slot.key == key) {
+    pub fn unpin(&mut self, pin: Pin) {
+        if let Some(slot) = slot_of_mut(&mut self.segments, pin.slot).filter(|slot| slot.generation == pin.generation) {
             slot.pins = slot.pins.saturating_sub(1);
         }
+    }
+
+    /// Claims the slot of a pinned block that turned out to be damaged, so that whoever pinned it may clear and release it.
+    /// False where it is another block's by now, or somebody else found out before.
+    pub fn condemn(&mut self, pin: Pin) -> bool {
+        let slot = slot_of(&self.segments, pin.slot);
+        if slot.is_none_or(|slot| slot.state != State::Live || slot.generation != pin.generation) {
+            return false;
+        }
+        self.unlink(pin.slot);
+        for class in &mut self.classes {
+            class.eviction.retain(|queued| queued != pin.slot.0);
+        }
+        if let Some(slot) = slot_of_mut(&mut self.segments, pin.slot) {
+            slot.state = State::Claimed;
+        }
+        true
     }
 
     /// Keeps a block until a time; false where it is not held.
@@ -260,8 +295,10 @@ impl<S: Clone> Slots<S> {
         let claim = self.place(class, can_grow, now);
         match claim {
             Claim::Slot { slot: id, .. } => {
+                self.generation = self.generation.wrapping_add(1);
+                let generation = self.generation;
                 if let Some(slot) = slot_of_mut(&mut self.segments, id) {
-                    *slot = Slot { key, state: State::Claimed, uses: u8::from(was_remembered), ..FREE };
+                    *slot = Slot { key, state: State::Claimed, uses: u8::from(was_remembered), generation, ..FREE };
                 }
             }
             // It will be tried again.
@@ -321,24 +358,14 @@ impl<S: Clone> Slots<S> {
         self.num_live += 1;
     }
 
-    /// A claimed slot was not filled, or a live one is damaged: it is free.
+    /// A claimed slot was not filled, or is cleared: it is free.
     pub fn release(&mut self, id: SlotId) {
-        let state = slot_of(&self.segments, id).map(|slot| slot.state);
-        let Some(segment) = self.segments.get(id.segment()).and_then(Option::as_ref) else { return };
-        let class = segment.class;
-        match state {
-            Some(State::Claimed) => {
-                if let Some(slot) = slot_of_mut(&mut self.segments, id) {
-                    *slot = FREE;
-                }
-            }
-            Some(State::Live) => {
-                self.unlink(id);
-                self.classes[class].eviction.retain(|queued| queued != id.0);
-            }
-            Some(State::Free) | None => return,
+        let Some(segment) = self.segments.get_mut(id.segment()).and_then(Option::as_mut) else { return };
+        let claimed = segment.slots.get_mut(id.index()).filter(|slot| slot.state == State::Claimed);
+        if let Some(slot) = claimed {
+            *slot = FREE;
+            self.classes[segment.class].free.push(id);
         }
-        self.classes[class].free.push(id);
     }
 
     /// Adds a segment of free slots; `None` where there are too many.
@@ -365,7 +392,8 @@ impl<S: Clone> Slots<S> {
             return false;
         }
         let Some(slot) = slot_of_mut(&mut self.segments, id) else { return false };
-        *slot = Slot { key, state: State::Live, ..FREE };
+        self.generation = self.generation.wrapping_add(1);
+        *slot = Slot { key, state: State::Live, generation: self.generation, ..FREE };
         self.link(key, id);
         let class = self.segments[segment].as_ref().map_or(0, |segment| segment.class);
         self.classes[class].eviction.insert(id.0, false);
@@ -379,15 +407,22 @@ impl<S: Clone> Slots<S> {
         }
     }
 
-    /// Takes a segment out with all that it holds.
-    pub fn remove_segment(&mut self, number: usize) -> Option<S> {
-        let segment = self.segments.get_mut(number)?.take()?;
+    /// Takes a segment out with all that it holds, if it is the one that is meant; it and how many blocks it held.
+    pub fn remove_segment(&mut self, number: usize, is_meant: impl Fn(&S) -> bool) -> Option<(S, usize)> {
+        let segment = self.segments.get_mut(number)?.take_if(|segment| is_meant(&segment.handle))?;
         self.table.retain(|&mut id| SlotId(id).segment() != number);
-        self.num_live -= segment.slots.iter().filter(|slot| slot.state == State::Live).count();
+        let num_live = segment.slots.iter().filter(|slot| slot.state == State::Live).count();
+        self.num_live -= num_live;
         let class = &mut self.classes[segment.class];
         class.free.retain(|id| id.segment() != number);
         class.eviction.retain(|id| SlotId(id).segment() != number);
-        Some(segment.handle)
+        Some((segment.handle, num_live))
+    }
+
+    /// Whether any slot of a segment is being read, leased or written.
+    pub fn is_held(&self, number: usize, now: u32) -> bool {
+        let segment = self.segments.get(number).and_then(Option::as_ref);
+        segment.is_some_and(|s| s.slots.iter().any(|slot| slot.state == State::Claimed || slot.is_held(now)))
     }
 
     /// The segment that a class without room, or with far more puts for each of its segments, takes over from another:

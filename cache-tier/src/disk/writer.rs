@@ -67,7 +67,12 @@ fn put(inner: &Inner, frame: &KvFrame, touches: u32) -> PutOutcome {
             Claim::NotAdmitted => return PutOutcome::NotAdmitted,
             Claim::Slot { slot, evicted } => {
                 inner.stats().evicted += u64::from(evicted);
-                return fill(inner, slot, frame, inner.next_stamp.fetch_add(1, Ordering::Relaxed));
+                let outcome = fill(inner, slot, frame, inner.next_stamp.fetch_add(1, Ordering::Relaxed));
+                if evicted {
+                    // Room that another size of blocks uses less is taken over, for the next.
+                    take_over(inner, shape);
+                }
+                return outcome;
             }
             Claim::NeedsSegment => {
                 if !grow(inner, shape) {
@@ -91,14 +96,6 @@ fn claim(inner: &Inner, frame: &KvFrame, shape: SlotShape, touches: u32) -> Clai
     let can_grow = inner.room() >= smallest && u64::from(now) >= inner.no_growth_until.load(Ordering::Relaxed);
     let mut slots = inner.slots();
     let class = slots.class(shape);
-    if !can_grow && let Some(number) = slots.segment_to_take(class, now) {
-        let removed = slots.remove_segment(number);
-        drop(slots);
-        if let Some(segment) = removed {
-            delete(inner, &segment);
-        }
-        return if grow(inner, shape) { claim(inner, frame, shape, touches) } else { Claim::Busy };
-    }
     slots.claim(class, ShortKey::of(&frame.header.identity.key), touches, can_grow, now)
 }
 
@@ -115,14 +112,15 @@ fn forget_skipped(inner: &Inner, wanted: u64) {
     }
 }
 
-/// Gives a class whose slots are all held a segment of another class, where one can be had.
+/// Gives a class that has no slots, or far more puts for each, a segment of another class, where one can be had.
 fn take_over(inner: &Inner, shape: SlotShape) -> bool {
     let mut slots = inner.slots();
     let class = slots.class(shape);
     let Some(number) = slots.segment_to_take(class, inner.now()) else { return false };
-    let removed = slots.remove_segment(number);
+    let removed = slots.remove_segment(number, |_| true);
     drop(slots);
-    if let Some(segment) = removed {
+    if let Some((segment, num_blocks)) = removed {
+        inner.stats().evicted += num_blocks as u64;
         delete(inner, &segment);
     }
     grow(inner, shape)

@@ -281,6 +281,9 @@ impl Store for RemoteStore {
             let keys = &keys[..keys.len().min(kv_wire::MAX_KEYS)];
             let found = self.ask_json::<Prefix>("/kv/v1/lookup", vec![keys_body(keys)], self.limits.answer).await;
             let found = self.note("lookup", found).unwrap_or(busy);
+            if let Some(missing) = keys.get(found.num_blocks).filter(|_| !found.busy) {
+                self.known.lock().unwrap_or_else(PoisonError::into_inner).take(missing.short());
+            }
             Prefix { num_blocks: found.num_blocks.min(keys.len()), ..found }
         })
     }
@@ -311,7 +314,9 @@ impl Store for RemoteStore {
 
     fn put(&self, frames: Vec<KvFrame>, reason: PutReason) -> BoxFuture<'_, Vec<PutOutcome>> {
         Box::pin(async move {
-            let mut outcomes = self.present(&frames);
+            // What must not be lost is sent whatever is remembered.
+            let may_skip = !matches!(reason, PutReason::Drain | PutReason::Handoff);
+            let mut outcomes = if may_skip { self.present(&frames) } else { vec![PutOutcome::Busy; frames.len()] };
             let is_new = |(_, outcome): &(KvFrame, &PutOutcome)| **outcome != PutOutcome::Present;
             let sent: Vec<KvFrame> = frames.into_iter().zip(&outcomes).filter(is_new).map(|(frame, _)| frame).collect();
             let mut answers = self.send(&sent, reason).await.into_iter();

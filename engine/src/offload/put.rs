@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use cache_tier::{Store as _, TieredStore};
-use protocol::{KvFrame, PutReason};
+use protocol::{KvFrame, PutOutcome, PutReason};
 use tokio::sync::{mpsc, oneshot};
 
 use super::BlockKind;
@@ -22,14 +22,20 @@ pub(super) enum PutJob {
 }
 
 pub(super) async fn run(tiers: Arc<TieredStore>, mut jobs: mpsc::Receiver<PutJob>, metrics: Arc<EngineMetrics>) {
+    let mut drained = Drained::default();
     while let Some(job) = jobs.recv().await {
         match job {
-            PutJob::Blocks { kind, stores, payloads } => put(&tiers, kind, stores, payloads, &metrics).await,
+            PutJob::Blocks { kind, stores, payloads } => {
+                put(&tiers, kind, stores, payloads, &metrics, &mut drained).await;
+            }
             PutJob::Flush { reply } => {
-                let num_blocks = tiers.drain_host().await;
+                let from_memory = tiers.drain_host().await;
                 tiers.sync().await;
-                if num_blocks > 0 {
-                    tracing::info!(num_blocks, "KV blocks in memory were put where they outlive the process");
+                let Drained { kept, lost } = std::mem::take(&mut drained);
+                if lost > 0 {
+                    tracing::warn!(from_device = kept, from_memory, lost, "KV blocks are drained, but not all");
+                } else {
+                    tracing::info!(from_device = kept, from_memory, "KV blocks are drained");
                 }
                 // Who asked has given up where nobody listens.
                 let _gone = reply.send(());
@@ -38,7 +44,21 @@ pub(super) async fn run(tiers: Arc<TieredStore>, mut jobs: mpsc::Receiver<PutJob
     }
 }
 
-async fn put(tiers: &TieredStore, kind: BlockKind, stores: Vec<Store>, payloads: Vec<Bytes>, metrics: &EngineMetrics) {
+/// What became of the blocks of a drain.
+#[derive(Debug, Default)]
+struct Drained {
+    kept: usize,
+    lost: usize,
+}
+
+async fn put(
+    tiers: &TieredStore,
+    kind: BlockKind,
+    stores: Vec<Store>,
+    payloads: Vec<Bytes>,
+    metrics: &EngineMetrics,
+    drained: &mut Drained,
+) {
     let mut by_reason: [Vec<KvFrame>; PutReason::ALL.len()] = Default::default();
     for (store, payload) in stores.into_iter().zip(payloads) {
         let frame = KvFrame::new(kind.identity(&store.name), kind.numerics, payload);
@@ -51,6 +71,10 @@ async fn put(tiers: &TieredStore, kind: BlockKind, stores: Vec<Store>, payloads:
         let outcomes = tiers.put(frames, reason).await;
         for (outcome, bytes) in outcomes.into_iter().zip(bytes) {
             metrics.kv.store(reason, outcome, bytes);
+            if reason == PutReason::Drain {
+                let is_kept = matches!(outcome, PutOutcome::Stored | PutOutcome::Present);
+                *(if is_kept { &mut drained.kept } else { &mut drained.lost }) += 1;
+            }
         }
     }
 }

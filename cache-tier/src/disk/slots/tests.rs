@@ -31,7 +31,11 @@ fn a_claimed_slot_is_found_once_it_is_published() {
     let Claim::Slot { slot, evicted: false } = slots.claim(0, key(1), ADMITTED, false, 0) else { panic!() };
     assert!(!slots.contains(key(1)));
     slots.publish(slot);
-    assert_eq!((slots.pin(key(1), 9), slots.claim(0, key(1), 1, false, 0)), (Some((slot, 7)), Claim::Present));
+    let (pin, handle) = slots.pin(key(1), 9).unwrap();
+    assert_eq!((pin.slot, handle, slots.claim(0, key(1), 1, false, 0)), (slot, 7, Claim::Present));
+    slots.release(slot);
+    assert!(slots.contains(key(1)), "a live slot is nobody's to release");
+    assert!(slots.condemn(pin) && !slots.condemn(pin) && !slots.contains(key(1)));
     slots.release(slot);
     assert!(slots.is_empty() && slots.classes[0].free.len() == 2);
 }
@@ -52,16 +56,17 @@ fn pinned_and_leased_slots_stay_until_their_deadline() {
     assert!(slots.lease(key(2), 10) && !slots.lease(key(9), 10));
     assert_eq!(slots.claim(0, key(3), ADMITTED, false, 9), Claim::Busy);
     let Claim::Slot { slot, evicted: true } = slots.claim(0, key(3), ADMITTED, false, 10) else { panic!() };
-    assert!(slot != pinned && !slots.contains(key(2)) && slots.contains(key(1)));
+    assert!(slot != pinned.slot && !slots.contains(key(2)) && slots.contains(key(1)));
     slots.publish(slot);
     slots.lease(key(3), 100);
     // The reader never came back: its slot is used again, and its late end does not touch the new block's pins.
-    assert_eq!(slots.claim(0, key(4), ADMITTED, false, 30), Claim::Slot { slot: pinned, evicted: true });
-    slots.publish(pinned);
-    slots.pin(key(4), 60).unwrap();
-    slots.unpin(pinned, key(1));
+    assert_eq!(slots.claim(0, key(4), ADMITTED, false, 30), Claim::Slot { slot: pinned.slot, evicted: true });
+    slots.publish(pinned.slot);
+    let (late, _) = slots.pin(key(4), 60).unwrap();
+    slots.unpin(pinned);
+    assert!(!slots.condemn(pinned), "what it found damaged is long gone");
     assert_eq!(slots.claim(0, key(5), ADMITTED, false, 40), Claim::Busy);
-    slots.unpin(pinned, key(4));
+    slots.unpin(late);
     assert!(matches!(slots.claim(0, key(5), ADMITTED, false, 40), Claim::Slot { .. }));
 }
 
@@ -76,7 +81,8 @@ fn a_class_without_room_takes_a_segment_from_another() {
     slots.pin(key(1), 5).unwrap();
     assert_eq!(slots.segment_to_take(other, 0), None, "one of its blocks is being read");
     let taken = slots.segment_to_take(other, 5).unwrap();
-    assert_eq!((slots.remove_segment(taken), slots.len()), (Some(7), 0));
+    assert_eq!(slots.remove_segment(taken, |&handle| handle == 8), None, "another has its number");
+    assert_eq!((slots.remove_segment(taken, |_| true), slots.len()), (Some((7, 4)), 0));
     slots.add_segment(other, 8, 2).unwrap();
     assert!(matches!(slots.claim(other, key(50), ADMITTED, false, 0), Claim::Slot { .. }));
     assert_eq!(slots.segment_to_take(0, 5), None, "what is claimed stays");
