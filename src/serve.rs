@@ -99,9 +99,15 @@ async fn run(settings: &Settings) -> Result<ExitCode> {
     server.drain();
     stop_sender.send_replace(true);
     let grace = if code == ExitCode::SUCCESS { Duration::from_secs(settings.shutdown_timeout) } else { FAILURE_GRACE };
-    match tokio::time::timeout(grace, serving).await {
+    let mut serving = serving;
+    match tokio::time::timeout(grace, &mut serving).await {
         Ok(served) => served.context("the server's task")?,
-        Err(_) => tracing::warn!(grace_s = grace.as_secs(), "streams were still running and are cut"),
+        Err(_) => {
+            tracing::warn!(grace_s = grace.as_secs(), "streams were still running and are cut");
+            serving.abort();
+            // It ends by being aborted: its streams are dropped, and their blocks are free to be put down.
+            drop(serving.await);
+        }
     }
     if code == ExitCode::SUCCESS {
         drain_blocks(&engine, settings).await;

@@ -3,15 +3,15 @@
 //! Used for admission on the second touch and by S3-FIFO, which puts a key that comes back soon after its eviction into
 //! the main queue. Keys are kept as 64 bits: a false memory admits a block too early, no more.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 /// The last keys that were noted.
 #[derive(Debug, Default)]
 pub struct Ghost {
-    /// Keys with the number of their noting: one that was noted again since is remembered by its later entry.
-    order: VecDeque<(u64, u32)>,
-    present: HashMap<u64, u32>,
-    next: u32,
+    order: VecDeque<u64>,
+    present: HashSet<u64>,
+    /// How many entries of the order are of keys that were taken since: they forget nothing when they are passed.
+    stale: HashMap<u64, u32>,
     capacity: usize,
 }
 
@@ -23,35 +23,41 @@ impl Ghost {
 
     /// Notes a key; the oldest are forgotten.
     pub fn note(&mut self, key: u64) {
-        if self.capacity == 0 || self.present.contains_key(&key) {
+        if self.capacity == 0 || !self.present.insert(key) {
             return;
         }
-        self.next = self.next.wrapping_add(1);
-        self.present.insert(key, self.next);
-        self.order.push_back((key, self.next));
-        // A taken key stays in the order until it is passed.
+        self.order.push_back(key);
         while self.order.len() > self.capacity {
-            if let Some((oldest, number)) = self.order.pop_front()
-                && self.present.get(&oldest) == Some(&number)
-            {
-                self.present.remove(&oldest);
+            let Some(oldest) = self.order.pop_front() else { break };
+            match self.stale.get_mut(&oldest) {
+                Some(1) => {
+                    self.stale.remove(&oldest);
+                }
+                Some(entries) => *entries -= 1,
+                None => {
+                    self.present.remove(&oldest);
+                }
             }
         }
     }
 
     /// Whether a key is remembered.
     pub fn contains(&self, key: u64) -> bool {
-        self.present.contains_key(&key)
+        self.present.contains(&key)
     }
 
     /// Whether a key was noted; it is forgotten.
     pub fn take(&mut self, key: u64) -> bool {
-        self.present.remove(&key).is_some()
+        let was_noted = self.present.remove(&key);
+        if was_noted {
+            *self.stale.entry(key).or_default() += 1;
+        }
+        was_noted
     }
 
     /// Bytes that it takes, about.
     pub fn memory_bytes(&self) -> usize {
-        self.order.capacity() * 16 + self.present.capacity() * 8 / 7 * 17
+        self.order.capacity() * 8 + self.present.capacity() * 8 / 7 * 9 + self.stale.capacity() * 8 / 7 * 17
     }
 }
 

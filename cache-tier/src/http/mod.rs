@@ -26,6 +26,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::disk::DiskStore;
 use crate::store::{PlaceStats, Store};
 
+/// Longest lease.
+const MAX_LEASE_MILLIS: u32 = 600_000;
 /// A body of keys must be there by then.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Gets and puts at once: each holds a few frames.
@@ -169,7 +171,7 @@ async fn lease(
     body: Body,
 ) -> Result<Json<LeaseAnswer>, KvError> {
     let keys = service.keys(body).await?;
-    Ok(Json(LeaseAnswer { leased: service.store.lease(&keys, millis).await }))
+    Ok(Json(LeaseAnswer { leased: service.store.lease(&keys, millis.min(MAX_LEASE_MILLIS)).await }))
 }
 
 async fn stats(State(service): State<KvService>) -> Json<Vec<PlaceStats>> {

@@ -147,6 +147,10 @@ impl RemoteStore {
                 Some(value)
             }
             Err(error) => {
+                // Of requests that were under way together, the first to fail speaks for all.
+                if health.paused_until.is_some_and(|until| Instant::now() < until) {
+                    return None;
+                }
                 let pause = self.limits.first_pause.saturating_mul(1 << health.failures.min(16));
                 let pause = pause.min(self.limits.longest_pause);
                 health.failures += 1;

@@ -128,7 +128,6 @@ impl EngineLoop {
     async fn run_step<R: StepRunner>(&mut self, runner: &mut R, mut step: Step) -> Result<(), DeviceError> {
         self.note_started(&step);
         let copies = std::mem::take(&mut step.copies);
-        let started = Instant::now();
         if !copies.is_empty() {
             runner.copy_blocks(&tiers::ids(&copies), &copies.loads)?;
             if let Some(latency) = runner.copy_latency() {
@@ -140,6 +139,7 @@ impl EngineLoop {
             self.publish(runner, None);
             return Ok(());
         }
+        let started = Instant::now();
         if let Some(latency) = runner.latency(&step.input) {
             tokio::time::sleep(latency).await;
         }

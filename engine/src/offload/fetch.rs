@@ -10,10 +10,9 @@ use futures_util::{StreamExt, stream};
 use protocol::{BlockIdentity, BlockKey, Lookup};
 use tokio::sync::{Semaphore, mpsc};
 
-use super::Arrival;
+use super::{Arrival, FetchId};
 use crate::kv::StagedBlock;
 use crate::metrics::EngineMetrics;
-use crate::sequence::RequestId;
 
 /// Blocks that are read together, and their bytes at most.
 const BLOCKS_AT_ONCE: usize = 16;
@@ -22,7 +21,7 @@ const BYTES_AT_ONCE: usize = 64 << 20;
 const READS_AHEAD: usize = 2;
 
 pub(super) struct Fetching {
-    pub(super) id: RequestId,
+    pub(super) fetch: FetchId,
     pub(super) tiers: Arc<TieredStore>,
     pub(super) identities: Vec<BlockIdentity>,
     pub(super) payload_bytes: usize,
@@ -33,16 +32,16 @@ pub(super) struct Fetching {
 
 impl Fetching {
     pub(super) async fn run(self) {
-        let id = self.id;
+        let fetch = self.fetch;
         self.bring().await;
         // The engine is gone where nobody listens.
-        drop(self.arrivals.send(Arrival::End { id }).await);
+        drop(self.arrivals.send(Arrival::End { fetch }).await);
     }
 
     async fn bring(&self) {
         let keys: Vec<BlockKey> = self.identities.iter().map(|identity| identity.key).collect();
         let num_blocks = self.tiers.lookup(&keys).await.num_blocks;
-        if num_blocks == 0 || self.arrivals.send(Arrival::Found { id: self.id, num_blocks }).await.is_err() {
+        if num_blocks == 0 || self.arrivals.send(Arrival::Found { fetch: self.fetch, num_blocks }).await.is_err() {
             return;
         }
         let firsts = (0..num_blocks).step_by(self.blocks_at_once());
@@ -51,7 +50,7 @@ impl Fetching {
         let mut reads = std::pin::pin!(reads);
         while let Some(Some(blocks)) = reads.next().await {
             let is_whole = blocks.len() == self.blocks_at_once();
-            if self.arrivals.send(Arrival::Blocks { id: self.id, blocks }).await.is_err() || !is_whole {
+            if self.arrivals.send(Arrival::Blocks { fetch: self.fetch, blocks }).await.is_err() || !is_whole {
                 return;
             }
         }
@@ -61,12 +60,19 @@ impl Fetching {
         (BYTES_AT_ONCE / self.payload_bytes.max(1)).clamp(1, BLOCKS_AT_ONCE)
     }
 
-    /// The next blocks from `first`, up to the first that is missing or wrong; `None` where the engine is gone.
+    /// The next blocks from `first`, up to the first that is missing or wrong; `None` where there is no room for them.
     async fn read(&self, first: usize, num_blocks: usize) -> Option<Vec<StagedBlock>> {
         let identities = &self.identities[first..num_blocks.min(first + self.blocks_at_once())];
         let keys: Vec<BlockKey> = identities.iter().map(|identity| identity.key).collect();
         let kib = (self.payload_bytes * keys.len()).div_ceil(1024) as u32;
-        let room = Arc::new(Arc::clone(&self.room).acquire_many_owned(kib).await.ok()?);
+        // Later blocks must not wait for room that the first of this very sequence hold.
+        let room = Arc::clone(&self.room);
+        let room = if first == 0 {
+            room.acquire_many_owned(kib).await.ok()?
+        } else {
+            room.try_acquire_many_owned(kib).ok()?
+        };
+        let room = Arc::new(room);
         let found = self.tiers.get(&keys).await;
         let payloads = found.into_iter().zip(identities).map_while(|(lookup, identity)| self.open(lookup, identity));
         Some(payloads.map(|payload| StagedBlock { payload, room: Some(Arc::clone(&room)) }).collect())

@@ -34,25 +34,35 @@ use put::PutJob;
 const STAGED_KIB: usize = 512 << 10;
 /// Batches of blocks on their way down; more are lost, and recomputed one day.
 const PUT_QUEUE: usize = 16;
+/// KiB of blocks on their way down.
+const PUT_KIB: usize = 512 << 10;
 /// What is told between two looks.
 const ARRIVALS: usize = 64;
 /// So long a sequence is held back before the engine has measured how fast it computes.
 const UNMEASURED_HOLD: Duration = Duration::from_secs(1);
 
+/// A request, and which of its fetches: one that was given up may still tell something while the next is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FetchId {
+    id: RequestId,
+    number: u64,
+}
+
 /// What a fetch tells.
 #[derive(Debug)]
 enum Arrival {
     /// The tiers have so many of the blocks: the hold is bounded by those.
-    Found { id: RequestId, num_blocks: usize },
+    Found { fetch: FetchId, num_blocks: usize },
     /// The next blocks, in order.
-    Blocks { id: RequestId, blocks: Vec<StagedBlock> },
+    Blocks { fetch: FetchId, blocks: Vec<StagedBlock> },
     /// Nothing more comes.
-    End { id: RequestId },
+    End { fetch: FetchId },
 }
 
 /// A sequence's blocks under way.
 #[derive(Debug)]
 struct Fetch {
+    number: u64,
     asked: Instant,
     deadline: Instant,
     task: AbortHandle,
@@ -76,7 +86,9 @@ pub(crate) struct Offload {
     puts: mpsc::Sender<PutJob>,
     arrivals: (mpsc::Sender<Arrival>, mpsc::Receiver<Arrival>),
     fetches: HashMap<RequestId, Fetch>,
+    num_fetches: u64,
     room: Arc<Semaphore>,
+    put_room: Arc<Semaphore>,
     metrics: Arc<EngineMetrics>,
     /// What the engine's blocks are, once it is loaded.
     kind: Option<BlockKind>,
@@ -106,9 +118,9 @@ impl Offload {
     pub(crate) fn new(tiers: Arc<TieredStore>, runtime: Handle, metrics: Arc<EngineMetrics>) -> Self {
         let (puts, receiver) = mpsc::channel(PUT_QUEUE);
         runtime.spawn(put::run(Arc::clone(&tiers), receiver, Arc::clone(&metrics)));
-        let room = Arc::new(Semaphore::new(STAGED_KIB));
+        let (room, put_room) = (Arc::new(Semaphore::new(STAGED_KIB)), Arc::new(Semaphore::new(PUT_KIB)));
         let (fetches, arrivals) = (HashMap::new(), mpsc::channel(ARRIVALS));
-        Self { tiers, runtime, puts, arrivals, fetches, room, metrics, kind: None }
+        Self { tiers, runtime, puts, arrivals, fetches, num_fetches: 0, room, put_room, metrics, kind: None }
     }
 
     /// Tells what the engine's blocks are. Until then nothing moves.
@@ -124,10 +136,12 @@ impl Offload {
             None => Vec::new(),
         };
         let payload_bytes = self.kind.map_or(0, |kind| kind.payload_bytes);
+        self.num_fetches += 1;
+        let number = self.num_fetches;
         let asked = Instant::now();
         let deadline = asked + hold(blocks.len(), prefill_tokens_per_s);
         let fetching = fetch::Fetching {
-            id,
+            fetch: FetchId { id, number },
             tiers: Arc::clone(&self.tiers),
             identities,
             payload_bytes,
@@ -136,7 +150,7 @@ impl Offload {
             metrics: Arc::clone(&self.metrics),
         };
         let task = self.runtime.spawn(fetching.run()).abort_handle();
-        self.fetches.insert(id, Fetch { asked, deadline, task });
+        self.fetches.insert(id, Fetch { number, asked, deadline, task });
     }
 
     /// Gives up on a sequence that is gone.
@@ -158,9 +172,10 @@ impl Offload {
             staged.extend(self.take(arrival, prefill_tokens_per_s));
         }
         let now = Instant::now();
-        let late = self.fetches.iter().filter(|(_, fetch)| fetch.deadline <= now).map(|(id, _)| *id);
-        for id in late.collect::<Vec<RequestId>>() {
+        let late = self.fetches.iter().filter(|(_, fetch)| fetch.deadline <= now);
+        for (id, asked) in late.map(|(id, fetch)| (*id, fetch.asked)).collect::<Vec<_>>() {
             self.forget(id);
+            self.metrics.kv.held((now - asked).as_secs_f64());
             self.metrics.kv.load("late", 0);
             staged.push(Staging { id, blocks: Vec::new(), is_last: true });
         }
@@ -168,19 +183,19 @@ impl Offload {
     }
 
     fn take(&mut self, arrival: Arrival, prefill_tokens_per_s: f64) -> Option<Staging> {
+        let (Arrival::Found { fetch: FetchId { id, number }, .. }
+        | Arrival::Blocks { fetch: FetchId { id, number }, .. }
+        | Arrival::End { fetch: FetchId { id, number } }) = arrival;
+        let fetch = self.fetches.get_mut(&id).filter(|fetch| fetch.number == number)?;
         match arrival {
-            Arrival::Found { id, num_blocks } => {
-                let fetch = self.fetches.get_mut(&id)?;
+            Arrival::Found { num_blocks, .. } => {
                 fetch.deadline = fetch.deadline.min(fetch.asked + hold(num_blocks, prefill_tokens_per_s));
                 None
             }
-            Arrival::Blocks { id, blocks } => {
-                self.fetches.get(&id)?;
-                Some(Staging { id, blocks, is_last: false })
-            }
-            Arrival::End { id } => {
-                let fetch = self.fetches.remove(&id)?;
+            Arrival::Blocks { blocks, .. } => Some(Staging { id, blocks, is_last: false }),
+            Arrival::End { .. } => {
                 self.metrics.kv.held((Instant::now() - fetch.asked).as_secs_f64());
+                self.fetches.remove(&id);
                 Some(Staging { id, blocks: Vec::new(), is_last: true })
             }
         }
@@ -215,7 +230,10 @@ impl Offload {
     pub(crate) fn put(&mut self, stores: Vec<Store>, payloads: Vec<Bytes>) {
         let Some(kind) = self.kind else { return };
         let num_blocks = stores.len() as u64;
-        if self.puts.try_send(PutJob::Blocks { kind, stores, payloads }).is_err() {
+        let kib = payloads.iter().map(Bytes::len).sum::<usize>().div_ceil(1024) as u32;
+        let room = Arc::clone(&self.put_room).try_acquire_many_owned(kib).ok();
+        let send = |room| self.puts.try_send(PutJob::Blocks { kind, stores, payloads, room }).is_ok();
+        if !room.is_some_and(send) {
             self.metrics.kv.lost(num_blocks);
         }
     }

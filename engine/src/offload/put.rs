@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use cache_tier::{Store as _, TieredStore};
-use protocol::{KvFrame, PutOutcome, PutReason};
-use tokio::sync::{mpsc, oneshot};
+use protocol::{KvFrame, NumericsClass, PutOutcome, PutReason};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use super::BlockKind;
 use crate::kv::Store;
@@ -16,7 +16,7 @@ use crate::metrics::EngineMetrics;
 #[derive(Debug)]
 pub(super) enum PutJob {
     /// Blocks that left the pool together.
-    Blocks { kind: BlockKind, stores: Vec<Store>, payloads: Vec<Bytes> },
+    Blocks { kind: BlockKind, stores: Vec<Store>, payloads: Vec<Bytes>, room: OwnedSemaphorePermit },
     /// The end of a drain.
     Flush { reply: oneshot::Sender<()> },
 }
@@ -25,8 +25,9 @@ pub(super) async fn run(tiers: Arc<TieredStore>, mut jobs: mpsc::Receiver<PutJob
     let mut drained = Drained::default();
     while let Some(job) = jobs.recv().await {
         match job {
-            PutJob::Blocks { kind, stores, payloads } => {
+            PutJob::Blocks { kind, stores, payloads, room } => {
                 put(&tiers, kind, stores, payloads, &metrics, &mut drained).await;
+                drop(room);
             }
             PutJob::Flush { reply } => {
                 let from_memory = tiers.drain_host().await;
@@ -61,6 +62,11 @@ async fn put(
 ) {
     let mut by_reason: [Vec<KvFrame>; PutReason::ALL.len()] = Default::default();
     for (store, payload) in stores.into_iter().zip(payloads) {
+        // What a step computed wrongly must not be found by others, now or after a restart.
+        if kind.numerics != NumericsClass::new("sim") && !is_finite(&payload) {
+            tracing::warn!(block = %store.name.hash, "a KV block that holds a NaN or an infinity is not kept");
+            continue;
+        }
         let frame = KvFrame::new(kind.identity(&store.name), kind.numerics, payload);
         if let Some(index) = PutReason::ALL.iter().position(|&reason| reason == store.reason) {
             by_reason[index].push(frame);
@@ -75,6 +81,26 @@ async fn put(
                 let is_kept = matches!(outcome, PutOutcome::Stored | PutOutcome::Present);
                 *(if is_kept { &mut drained.kept } else { &mut drained.lost }) += 1;
             }
+        }
+    }
+}
+
+/// Whether all f16 values are finite: none has all bits of its exponent set.
+fn is_finite(payload: &[u8]) -> bool {
+    payload.chunks_exact(2).all(|value| value[1] & 0x7c != 0x7c)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::f16;
+
+    #[test]
+    fn a_nan_or_an_infinity_is_seen() {
+        let bytes = |values: &[f32]| values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect::<Vec<u8>>();
+        assert!(is_finite(&bytes(&[0.0, -1.5, 65_504.0, 6e-8])));
+        for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            assert!(!is_finite(&bytes(&[1.0, wrong, 2.0])));
         }
     }
 }

@@ -12,9 +12,9 @@ use crate::kv::{BlockId, Load};
 /// Buffers of the copies, grown when needed.
 #[derive(Default)]
 pub(super) struct CopyBuffers {
-    outgoing: Option<GpuBuffer>,
+    /// Payloads and block ids, for each binding's worth of blocks.
+    outgoing: Vec<(GpuBuffer, GpuBuffer)>,
     incoming: Option<GpuBuffer>,
-    outgoing_ids: Option<GpuBuffer>,
     incoming_ids: Option<GpuBuffer>,
     /// Blocks in `outgoing` that were not read back.
     num_outgoing: usize,
@@ -40,20 +40,22 @@ impl WgpuOps {
 
     /// Records the copy of blocks out; [`Self::read_blocks`] brings them.
     pub(super) fn record_stores(&mut self, block_ids: &[BlockId]) -> Result<(), DeviceError> {
-        assert!(block_ids.len() <= self.most_blocks(), "{} blocks are copied at once", block_ids.len());
-        let bytes = (self.layout.payload_bytes() * block_ids.len()) as u64;
-        let outgoing = self.copies.outgoing.take();
-        let outgoing = self.room(outgoing, "outgoing KV blocks", bytes)?;
-        let ids = self.copies.outgoing_ids.take();
-        let ids = self.room(ids, "outgoing block ids", block_ids.len() as u64 * 4)?;
-        self.gpu.write(&ids, 0, bytemuck::cast_slice(block_ids));
-        for (layer, cache) in self.cache.iter().enumerate() {
-            let (encoder, count) = (&mut self.encoder, block_ids.len() as u32);
-            let (key, value) = (&cache.key, &cache.value);
-            kernels::gather_blocks(encoder, &self.plan, key, value, &ids, &outgoing, &self.layout, layer, count)?;
-        }
-        (self.copies.outgoing, self.copies.outgoing_ids) = (Some(outgoing), Some(ids));
         self.copies.num_outgoing = block_ids.len();
+        let mut before = std::mem::take(&mut self.copies.outgoing).into_iter();
+        for block_ids in block_ids.chunks(self.most_blocks()) {
+            let bytes = (self.layout.payload_bytes() * block_ids.len()) as u64;
+            let (payloads, ids) = before.next().unzip();
+            let payloads = self.room(payloads, "outgoing KV blocks", bytes)?;
+            let ids = self.room(ids, "outgoing block ids", block_ids.len() as u64 * 4)?;
+            self.gpu.write(&ids, 0, bytemuck::cast_slice(block_ids));
+            for (layer, cache) in self.cache.iter().enumerate() {
+                let (encoder, count) = (&mut self.encoder, block_ids.len() as u32);
+                let (key, value) = (&cache.key, &cache.value);
+                kernels::gather_blocks(encoder, &self.plan, key, value, &ids, &payloads, &self.layout, layer, count)?;
+            }
+            self.copies.outgoing.push((payloads, ids));
+        }
+        self.copies.outgoing.extend(before);
         Ok(())
     }
 
@@ -85,13 +87,23 @@ impl WgpuOps {
 
     /// The payloads of the last recorded stores, in their order.
     pub(super) fn read_blocks(&mut self) -> Result<Vec<Bytes>, DeviceError> {
-        let num_blocks = std::mem::take(&mut self.copies.num_outgoing);
-        let Some(outgoing) = self.copies.outgoing.as_ref().filter(|_| num_blocks > 0) else { return Ok(Vec::new()) };
-        self.encoder.submit()?;
+        let mut num_blocks = std::mem::take(&mut self.copies.num_outgoing);
+        let mut all = Vec::with_capacity(num_blocks);
+        if num_blocks > 0 {
+            self.encoder.submit()?;
+        }
         let payload_bytes = self.layout.payload_bytes();
-        let read = self.gpu.read(&[(outgoing, (payload_bytes * num_blocks) as u64)])?;
-        // One allocation holds them all; each is kept alone, so that a tier that keeps one keeps no other.
-        let all = read.first().map_or(&[][..], Vec::as_slice);
-        Ok(all.chunks_exact(payload_bytes).map(Bytes::copy_from_slice).collect())
+        for (payloads, _) in &self.copies.outgoing {
+            let here = num_blocks.min(self.most_blocks());
+            if here == 0 {
+                break;
+            }
+            num_blocks -= here;
+            for read in self.gpu.read(&[(payloads, (payload_bytes * here) as u64)])? {
+                // Each is kept alone, so that a tier that keeps one keeps no other.
+                all.extend(read.chunks_exact(payload_bytes).map(Bytes::copy_from_slice));
+            }
+        }
+        Ok(all)
     }
 }
