@@ -23,7 +23,6 @@ fn busy() -> Scheduler {
         max_context_tokens: usize::MAX,
         enable_prefix_caching: true,
         has_tiers: false,
-        has_host_tier: false,
     };
     let mut scheduler = Scheduler::new(limits, BlockManager::new(NUM_BLOCKS, BLOCK_SIZE));
     for id in 0..2 * NUM_SEQS as u64 {

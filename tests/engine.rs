@@ -81,7 +81,6 @@ impl Driven {
             max_context_tokens: usize::MAX,
             enable_prefix_caching: true,
             has_tiers: false,
-            has_host_tier: false,
         };
         let scheduler = Scheduler::new(limits, BlockManager::new(num_blocks, BLOCK_SIZE));
         let limits = EngineLimits { max_model_len: 512, max_step_s: 1e9 };

@@ -45,11 +45,6 @@ impl TieredStore {
         self.there.is_empty()
     }
 
-    /// Whether the first place is memory of the host.
-    pub fn has_host(&self) -> bool {
-        self.host.is_some()
-    }
-
     /// Whether any place outlives the process.
     pub fn outlives(&self) -> bool {
         !self.below.is_empty()

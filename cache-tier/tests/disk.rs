@@ -133,6 +133,21 @@ async fn every_kind_of_damage_is_a_miss() {
 }
 
 #[tokio::test]
+async fn a_block_that_is_put_again_replaces_a_damaged_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path(), 4 << 20);
+    put(&store, 0..3, LEN).await;
+    let path = segments(directory.path()).remove(0);
+    flip(&path, find(&path, 1) + 400);
+    // As it goes over the network: the receiver finds out.
+    let sent = store.get_to_send(&[key(1)]).await.remove(0).hit().unwrap();
+    assert!(sent.check().is_err());
+    drop(sent);
+    assert_eq!(put(&store, 0..3, LEN).await, [PutOutcome::Present, PutOutcome::Stored, PutOutcome::Present]);
+    assert!(take(&store, 1, LEN).await.is_some() && store.stats()[0].damaged == 1);
+}
+
+#[tokio::test]
 async fn verify_finds_damage_and_drops_it_and_compact_gives_back() {
     let directory = tempfile::tempdir().unwrap();
     let store = open(directory.path(), 16 << 20);

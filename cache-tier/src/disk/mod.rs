@@ -211,9 +211,13 @@ impl DiskStore {
     }
 
     async fn write_job(&self, frame: KvFrame, reason: PutReason) -> PutOutcome {
-        let key = ShortKey::of(&frame.header.identity.key);
-        if self.inner.slots().contains(key) {
-            return PutOutcome::Present;
+        let key = frame.header.identity.key;
+        if self.inner.slots().contains(ShortKey::of(&key)) {
+            // Whoever puts it anew may have found that what is here is damaged: it is looked at, and dropped if so.
+            let found = self.read_job(vec![key], true).await;
+            if found.iter().any(|lookup| *lookup != Lookup::Miss) {
+                return PutOutcome::Present;
+            }
         }
         let Some(writes) = &self.writes else { return PutOutcome::Refused };
         let (reply, answer) = oneshot::channel();

@@ -196,8 +196,9 @@ impl EngineLoop {
     async fn wait(&mut self, receiver: &mut mpsc::Receiver<Submission>) -> Event {
         let awaits_tiers = self.offload.as_ref().is_some_and(Offload::is_waiting);
         // Requests that wait for nothing that is known here would be a bug, which must not take the processor; a request's
-        // deadline is looked at as often; a drain waits for room in the queue.
-        let pauses = self.is_held || self.draining.is_some();
+        // deadline is looked at as often; what goes down waits for room in the queue.
+        let goes_down = self.offload.is_some() && self.engine.scheduler().blocks().has_used_again();
+        let pauses = self.is_held || self.draining.is_some() || goes_down;
         let pause = Duration::from_millis(if awaits_tiers { 5 } else { 1 });
         tokio::select! {
             submission = receiver.recv() => Event::Submission(submission.map(Box::new)),

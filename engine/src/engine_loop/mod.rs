@@ -91,7 +91,6 @@ fn limits(
         max_context_tokens,
         enable_prefix_caching: config.enable_prefix_caching,
         has_tiers: tiers.is_some() && config.enable_prefix_caching,
-        has_host_tier: tiers.is_some_and(TieredStore::has_host),
     };
     (scheduler, EngineLimits { max_model_len, max_step_s: config.max_step_ms / 1e3 })
 }

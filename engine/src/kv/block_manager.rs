@@ -44,7 +44,6 @@ pub struct BlockManager {
     pool: BlockPool,
     block_size: usize,
     keeps_stores: bool,
-    has_memory: bool,
     /// Blocks that were used a second time and wait to be put down.
     used_again: VecDeque<(BlockId, BlockHash)>,
 }
@@ -52,13 +51,7 @@ pub struct BlockManager {
 impl BlockManager {
     /// Manages `num_blocks` blocks of `block_size` tokens.
     pub fn new(num_blocks: usize, block_size: usize) -> Self {
-        Self {
-            pool: BlockPool::new(num_blocks),
-            block_size,
-            keeps_stores: false,
-            has_memory: false,
-            used_again: VecDeque::new(),
-        }
+        Self { pool: BlockPool::new(num_blocks), block_size, keeps_stores: false, used_again: VecDeque::new() }
     }
 
     /// Tokens a block.
@@ -157,9 +150,10 @@ impl BlockManager {
         Some(block_id)
     }
 
-    /// From now on what goes down is told by [`Self::take_stores`]; `has_memory` where host memory is the first place below.
-    pub fn keep_stores(&mut self, has_memory: bool) {
-        (self.keeps_stores, self.has_memory) = (true, has_memory);
+    /// From now on what goes down is told by [`Self::take_stores`]. What was written through is told again when it is evicted:
+    /// the tier may not have had time for it, memory was passed over, and where it is, it is not written again.
+    pub fn keep_stores(&mut self) {
+        self.keeps_stores = true;
         self.pool.keep_evicted(MAX_EVICTED);
     }
 
@@ -172,10 +166,6 @@ impl BlockManager {
             && let Some((block_id, hash)) = self.used_again.pop_front()
         {
             if let Some(store) = self.pool.store(block_id, &hash, PutReason::WriteThrough) {
-                // Where there is memory below, it takes the block when it is evicted: what was written through passes it over.
-                if !self.has_memory {
-                    self.pool.set_stored(block_id);
-                }
                 stores.push(store);
                 left -= 1;
             }

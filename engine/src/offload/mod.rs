@@ -23,7 +23,7 @@ use tokio::time::Instant;
 
 use crate::kv::{BLOCK_SIZE, BlockName, StagedBlock, Store};
 use crate::metrics::EngineMetrics;
-use crate::scheduler::Wanted;
+use crate::scheduler::{MAX_STORES, Wanted};
 use crate::sequence::RequestId;
 pub use metrics::OffloadMetrics;
 pub(crate) use pool_store::PoolJob;
@@ -223,14 +223,16 @@ impl Offload {
 
     /// Whether another batch may go down now.
     pub(crate) fn can_put(&self) -> bool {
-        self.kind.is_some() && self.puts.capacity() > 0
+        let Some(kind) = &self.kind else { return false };
+        let kib = (MAX_STORES * kind.payload_bytes).div_ceil(1024).min(PUT_KIB);
+        !self.puts.is_closed() && self.puts.capacity() > 0 && self.put_room.available_permits() >= kib
     }
 
     /// Sends blocks down; where too many are on their way, they are lost.
     pub(crate) fn put(&mut self, stores: Vec<Store>, payloads: Vec<Bytes>) {
         let Some(kind) = self.kind else { return };
         let num_blocks = stores.len() as u64;
-        let kib = payloads.iter().map(Bytes::len).sum::<usize>().div_ceil(1024) as u32;
+        let kib = payloads.iter().map(Bytes::len).sum::<usize>().div_ceil(1024).min(PUT_KIB) as u32;
         let room = Arc::clone(&self.put_room).try_acquire_many_owned(kib).ok();
         let send = |room| self.puts.try_send(PutJob::Blocks { kind, stores, payloads, room }).is_ok();
         if !room.is_some_and(send) {

@@ -21,7 +21,7 @@ const MAX_HELD: usize = 16;
 /// Blocks that arrive before one step: what a bus moves in a few milliseconds.
 const MAX_LOADS: usize = 64;
 /// Blocks that go down for a second use before one step: where nothing runs, and beside running sequences.
-const MAX_STORES: usize = 32;
+pub const MAX_STORES: usize = 32;
 const MAX_STORES_BESIDE: usize = 4;
 
 /// Bounds of a step.
@@ -40,8 +40,6 @@ pub struct SchedulerLimits {
     pub enable_prefix_caching: bool,
     /// Whether there are tiers below the pool.
     pub has_tiers: bool,
-    /// Whether the first of them is host memory.
-    pub has_host_tier: bool,
 }
 
 /// A sequence's place in every queue: the lower goes first.
@@ -126,7 +124,7 @@ impl Scheduler {
     /// An empty scheduler over all of `blocks`.
     pub fn new(limits: SchedulerLimits, mut blocks: BlockManager) -> Self {
         if limits.has_tiers {
-            blocks.keep_stores(limits.has_host_tier);
+            blocks.keep_stores();
         }
         let (waiting, running, places) = (BTreeMap::new(), BTreeMap::new(), HashMap::new());
         let counters = SchedulerCounters::default();
@@ -340,9 +338,11 @@ impl Scheduler {
             }
             let hashes = self.cacheable_hashes(place);
             let cached = self.blocks.cached_prefix(hashes);
-            if self.is_being_computed(place, hashes, cached.num_blocks)
-                || self.is_held_for_tiers(place, cached.num_blocks, schedule)
-            {
+            let is_being_computed = self.is_being_computed(place, hashes, cached.num_blocks);
+            if !is_being_computed && self.is_held_for_tiers(place, cached.num_blocks, schedule) {
+                continue;
+            }
+            if is_being_computed {
                 num_held += 1;
                 if num_held == MAX_HELD {
                     return;
@@ -393,7 +393,10 @@ impl Scheduler {
         }
         // Who would fetch what another is fetching waits for it.
         let next = sequence.block_hashes()[num_cached];
-        let is_next = |other: &Sequence| other.block_hashes().get(num_cached) == Some(&next);
+        // One that wants more would be waited for longer than these blocks are worth.
+        let is_next = |other: &Sequence| {
+            other.cacheable_hashes().len() <= num_wanted && other.block_hashes().get(num_cached) == Some(&next)
+        };
         if self.waiting.range(..place).any(|(_, other)| other.staged.is_arriving() && is_next(other)) {
             return true;
         }

@@ -32,7 +32,6 @@ fn scheduler(num_blocks: usize, max_num_batched_tokens: usize) -> Scheduler {
         max_context_tokens: usize::MAX,
         enable_prefix_caching: true,
         has_tiers: false,
-        has_host_tier: false,
     };
     Scheduler::new(limits, BlockManager::new(num_blocks, 16))
 }
