@@ -44,6 +44,8 @@ pub struct BlockManager {
     pool: BlockPool,
     block_size: usize,
     keeps_stores: bool,
+    /// What a drain has still to put down, once one began.
+    draining: Option<VecDeque<(BlockId, BlockHash)>>,
     /// Blocks that were used a second time and wait to be put down.
     used_again: VecDeque<(BlockId, BlockHash)>,
 }
@@ -51,7 +53,13 @@ pub struct BlockManager {
 impl BlockManager {
     /// Manages `num_blocks` blocks of `block_size` tokens.
     pub fn new(num_blocks: usize, block_size: usize) -> Self {
-        Self { pool: BlockPool::new(num_blocks), block_size, keeps_stores: false, used_again: VecDeque::new() }
+        Self {
+            pool: BlockPool::new(num_blocks),
+            block_size,
+            keeps_stores: false,
+            draining: None,
+            used_again: VecDeque::new(),
+        }
     }
 
     /// Tokens a block.
@@ -180,9 +188,14 @@ impl BlockManager {
 
     /// Up to `most` blocks that are nowhere else, the most valuable first, as put down for a drain.
     pub fn drain(&mut self, most: usize) -> Vec<Store> {
-        let unstored = self.pool.unstored();
-        let store = |(block_id, hash): (BlockId, BlockHash)| self.pool.store(block_id, &hash, PutReason::Drain);
-        let stores: Vec<Store> = unstored.into_iter().take(most).filter_map(store).collect();
+        // Put in order once; a block that left meanwhile is passed over.
+        let left = self.draining.get_or_insert_with(|| self.pool.unstored().into());
+        let mut stores = Vec::new();
+        while stores.len() < most
+            && let Some((block_id, hash)) = left.pop_front()
+        {
+            stores.extend(self.pool.store(block_id, &hash, PutReason::Drain));
+        }
         stores.iter().for_each(|store| self.pool.set_stored(store.block_id));
         stores
     }

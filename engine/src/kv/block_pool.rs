@@ -121,13 +121,15 @@ impl BlockPool {
         self.num_lost
     }
 
-    /// Counts a use of a named block; how many there are now, and whether it has been put down.
+    /// Counts a use of a named block; how many there are now, and whether it has been put down. A sequence that was preempted
+    /// and takes its own block back is no other user: it is not counted.
     pub fn touch(&mut self, block_id: BlockId) -> (u32, bool) {
-        self.blocks[block_id as usize].named.as_mut().map_or((0, true), |named| {
-            named.uses += 1;
-            named.is_preempted = false;
-            (named.uses, named.is_stored)
-        })
+        let Some(named) = self.blocks[block_id as usize].named.as_mut() else { return (0, true) };
+        if std::mem::take(&mut named.is_preempted) {
+            return (0, true);
+        }
+        named.uses += 1;
+        (named.uses, named.is_stored)
     }
 
     /// Notes that a block's contents are elsewhere too.
