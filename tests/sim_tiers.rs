@@ -21,7 +21,7 @@ fn start(blocks: usize, tiers: Option<Arc<TieredStore>>, change: impl Fn(&mut Si
     profile.kv_blocks = blocks;
     change(&mut profile);
     let mut config = EngineConfig::new(PathBuf::new(), "sim");
-    config.max_num_seqs = 8;
+    (config.max_num_seqs, config.max_queue) = (8, 10_000);
     engine_loop::spawn_sim(&config, profile, Arc::new(Tokenizer::bytes4()), tiers).unwrap()
 }
 
