@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use axum::Router;
 use axum::extract::State;
 use axum::http::header;
@@ -116,10 +116,7 @@ async fn serve(args: ServeArgs) -> Result<ExitCode> {
     let address = listener.local_addr()?;
     let token = args.cluster_token_file.as_deref().map(read_token).transpose()?;
     check_reach("--listen", address, token.is_some())?;
-    let tls = match (&args.ssl_certfile, &args.ssl_keyfile) {
-        (Some(certificates), Some(key)) => Some(server::acceptor(certificates, key).map_err(|error| anyhow!(error))?),
-        _ => None,
-    };
+    let tls = serve::tls(args.ssl_certfile.as_deref(), args.ssl_keyfile.as_deref())?;
     let disk = Arc::new(DiskStore::open(DiskConfig { directory: args.dir, capacity_bytes })?);
     let registry = Registry::new();
     let metrics = Metrics { places: PlaceMetrics::new(&registry)?, registry, disk: Arc::clone(&disk) };
@@ -133,9 +130,7 @@ async fn serve(args: ServeArgs) -> Result<ExitCode> {
     serve::told_to_stop().await;
     tracing::info!("stopping: running requests may finish");
     stop_sender.send_replace(true);
-    if tokio::time::timeout(Duration::from_secs(args.shutdown_timeout), serving).await.is_err() {
-        tracing::warn!("requests were still running and are cut");
-    }
+    serve::finish(serving, Duration::from_secs(args.shutdown_timeout)).await?;
     disk.sync().await;
     Ok(ExitCode::SUCCESS)
 }

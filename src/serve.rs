@@ -1,6 +1,7 @@
 //! `pagoda serve`: the OpenAI API over HTTP, until SIGTERM or the device fails.
 
 use std::io::ErrorKind;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use engine::engine_loop::{EngineHandle, EngineState};
 use engine::server::{self, ConnectionLimits, Server};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 
 use crate::flags::{EngineFlags, ServerFlags};
@@ -61,12 +63,33 @@ async fn listen(settings: &Settings) -> Result<Listeners> {
     }
     .with_context(|| format!("listening on {address} for the cluster (--internal-listen)"))?;
     let cluster_token = settings.cluster_token(internal.local_addr()?)?;
-    let tls = match (&settings.ssl_certfile, &settings.ssl_keyfile) {
-        (Some(certificates), Some(key)) => Some(server::acceptor(certificates, key).map_err(|error| anyhow!(error))?),
-        (None, None) => None,
-        _ => bail!("--ssl-certfile and --ssl-keyfile are given together or not at all"),
-    };
+    let tls = tls(settings.ssl_certfile.as_deref(), settings.ssl_keyfile.as_deref())?;
     Ok(Listeners { public, internal, cluster_token, tls })
+}
+
+/// What turns connections into HTTPS, where a certificate is given.
+pub fn tls(certificates: Option<&Path>, key: Option<&Path>) -> Result<Option<TlsAcceptor>> {
+    match (certificates, key) {
+        (Some(certificates), Some(key)) => {
+            Ok(Some(server::acceptor(certificates, key).map_err(|error| anyhow!(error))?))
+        }
+        (None, None) => Ok(None),
+        _ => bail!("--ssl-certfile and --ssl-keyfile are given together or not at all"),
+    }
+}
+
+/// Lets a stopped server's requests finish, and cuts those that take longer.
+pub async fn finish(mut serving: JoinHandle<()>, grace: Duration) -> Result<()> {
+    match tokio::time::timeout(grace, &mut serving).await {
+        Ok(served) => served.context("the server's task"),
+        Err(_) => {
+            tracing::warn!(grace_s = grace.as_secs(), "requests were still running and are cut");
+            serving.abort();
+            // It ends by being aborted, with its connections.
+            drop(serving.await);
+            Ok(())
+        }
+    }
 }
 
 async fn run(settings: &Settings) -> Result<ExitCode> {
@@ -99,16 +122,8 @@ async fn run(settings: &Settings) -> Result<ExitCode> {
     server.drain();
     stop_sender.send_replace(true);
     let grace = if code == ExitCode::SUCCESS { Duration::from_secs(settings.shutdown_timeout) } else { FAILURE_GRACE };
-    let mut serving = serving;
-    match tokio::time::timeout(grace, &mut serving).await {
-        Ok(served) => served.context("the server's task")?,
-        Err(_) => {
-            tracing::warn!(grace_s = grace.as_secs(), "streams were still running and are cut");
-            serving.abort();
-            // It ends by being aborted: its streams are dropped, and their blocks are free to be put down.
-            drop(serving.await);
-        }
-    }
+    // Cut streams give their blocks back, so that those can be put down.
+    finish(serving, grace).await?;
     if code == ExitCode::SUCCESS {
         drain_blocks(&engine, settings).await;
     }

@@ -145,14 +145,16 @@ impl Bytes {
     }
 }
 
+/// A list, or one text.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrMany {
+    One(String),
+    Many(Vec<String>),
+}
+
 /// A list, or the one text that an environment variable gives.
 fn one_or_many<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum OneOrMany {
-        One(String),
-        Many(Vec<String>),
-    }
     Ok(match OneOrMany::deserialize(deserializer)? {
         OneOrMany::One(text) => text.split(',').map(|part| part.trim().to_owned()).collect(),
         OneOrMany::Many(texts) => texts,
@@ -161,12 +163,6 @@ fn one_or_many<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<
 
 /// A list, or one text as it is: a key may hold any character.
 fn one_whole_or_many<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum OneOrMany {
-        One(String),
-        Many(Vec<String>),
-    }
     Ok(match OneOrMany::deserialize(deserializer)? {
         OneOrMany::One(text) => vec![text],
         OneOrMany::Many(texts) => texts,

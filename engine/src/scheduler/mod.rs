@@ -360,9 +360,8 @@ impl Scheduler {
             if needed + promised + watermark > self.blocks.num_free_blocks() {
                 return;
             }
-            let cached_hashes = self.cacheable_hashes(place)[..cached.num_blocks].to_vec();
-            let table = self.blocks.start(&cached_hashes);
             let Some(mut sequence) = self.waiting.remove(&place) else { return };
+            let table = self.blocks.start(&sequence.cacheable_hashes()[..cached.num_blocks]);
             self.start(&mut sequence, table);
             promised += self.missing_blocks(&sequence);
             schedule.admitted.push(sequence.id);

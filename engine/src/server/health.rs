@@ -4,9 +4,8 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde_json::{Value, json};
-
 use cache_tier::Store;
+use serde_json::{Value, json};
 
 use super::Shared;
 use super::error::ApiError;

@@ -12,7 +12,6 @@ use axum::{Json, Router};
 use cache_tier::http::KvService;
 use protocol::WorkerReport;
 use protocol::report::{Capacity, Load, Rates, Role};
-
 use serde_json::{Value, json};
 
 use super::auth::check_cluster_token;
