@@ -5,7 +5,7 @@
 //! live (found, pinned by readers) → free. Invariants: a key leads to at most one live slot; a claimed slot has no pins; a
 //! pinned or leased slot is not claimed before its pin's or lease's deadline.
 //!
-//! Keys are kept as 16 of their bytes, beside the slots, and the table holds slot numbers: about 75 bytes a block in all.
+//! Keys are kept as 16 of their bytes, beside the slots, and the table holds slot numbers: about 60 bytes a block in all.
 
 use hashbrown::HashTable;
 use protocol::BlockKey;
