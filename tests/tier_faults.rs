@@ -325,8 +325,15 @@ async fn an_engine_serves_its_pool_and_refuses_other_models_and_strangers() {
     assert!(stranger.lookup(&keys).await.busy);
     let answer = internal(&server, "POST", "/kv/v1/lookup", "");
     assert!(answer.contains("401"), "{answer}");
-    let answer = internal(&server, "POST", "/kv/v1/get", "authorization: Bearer secret\r\n");
+    let answer = internal(&server, "POST", "/kv/v1/lookup", "authorization: Bearer secret\r\n");
     assert!(answer.contains("400") && answer.contains("should have"), "{answer}");
+    let answer = internal(&server, "GET", "/kv/v1/get", "authorization: Bearer secret\r\n");
+    assert!(answer.contains("426") && answer.contains("upgraded to pagoda-kv"), "{answer}");
+    // A connection for blocks refuses as well as a lookup does.
+    let stream = RemoteStore::new(connector(), Some("secret"), RemoteLimits::default());
+    assert_eq!(stream.get(&keys[..1]).await.len(), 1);
+    assert_eq!(stream.get(&[identity(1).key]).await, [Lookup::Busy], "of another model");
+    assert!(stream.lookup(&keys).await.busy, "it was refused, and is not asked again for a while");
 }
 
 fn internal(server: &Server, method: &str, path: &str, headers: &str) -> String {

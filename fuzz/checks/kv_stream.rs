@@ -1,5 +1,6 @@
 //! A body of `/kv/v1` from any bytes: the same whatever the pieces, and nothing that is not in it.
 
+use bytes::BufMut;
 use protocol::kv_wire::{Decoder, WireError, decode_keys};
 use protocol::{KvFrame, Lookup};
 
@@ -13,11 +14,22 @@ fn next(decoder: &mut Decoder, is_put: bool) -> Option<Result<Option<KvFrame>, W
     next.transpose()
 }
 
+/// Gives a decoder some bytes: `piece` of them, or as many as it says that it wants.
+fn feed<'a>(decoder: &mut Decoder, bytes: &'a [u8], piece: Option<usize>) -> &'a [u8] {
+    let mut room = decoder.room();
+    let (chunk, rest) = bytes.split_at(piece.unwrap_or(room.remaining_mut()).min(bytes.len()));
+    match piece {
+        Some(_) => decoder.push(chunk),
+        None => room.put_slice(chunk),
+    }
+    rest
+}
+
 /// What a decoder makes of a body in pieces, up to its end or the first error: bytes of payload, and whether it failed.
-fn decoded(bytes: &[u8], piece: usize, is_put: bool) -> (usize, usize, bool) {
+fn decoded(mut bytes: &[u8], piece: Option<usize>, is_put: bool) -> (usize, usize, bool) {
     let (mut decoder, mut frames, mut payload, mut has_reason) = (Decoder::default(), 0, 0, !is_put);
-    for chunk in bytes.chunks(piece) {
-        decoder.push(chunk);
+    while !bytes.is_empty() {
+        bytes = feed(&mut decoder, bytes, piece);
         if !has_reason {
             match decoder.put_header() {
                 Ok(reason) => has_reason = reason.is_some(),
@@ -38,9 +50,10 @@ fn decoded(bytes: &[u8], piece: usize, is_put: bool) -> (usize, usize, bool) {
 
 pub fn check(bytes: &[u8]) {
     for is_put in [true, false] {
-        let whole = decoded(bytes, bytes.len().max(1), is_put);
+        let whole = decoded(bytes, Some(bytes.len()), is_put);
         assert!(whole.1 <= bytes.len());
-        assert_eq!(decoded(bytes, 7, is_put), whole);
+        assert_eq!(decoded(bytes, Some(7), is_put), whole);
+        assert_eq!(decoded(bytes, None, is_put), whole);
     }
     if let Ok(keys) = decode_keys(bytes) {
         assert!(keys.len() * 32 < bytes.len());

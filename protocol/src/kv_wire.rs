@@ -3,6 +3,7 @@
 //! Written and read by the cache tier's client and server. Bodies are `application/x-pagoda-kv`; answers without frames are
 //! JSON. Invariant: a decoder holds at most one frame beyond what it handed out, and believes no length.
 
+use bytes::buf::Limit;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 
@@ -13,6 +14,9 @@ use crate::{BlockHash, BlockKey, Buffers, ModelFingerprint, VersionError, WireVe
 
 /// Content type of the bodies.
 pub const CONTENT_TYPE: &str = "application/x-pagoda-kv";
+/// What a connection is upgraded to, to ask for blocks: each request is the length of a list of keys, u32, and the list; its
+/// answer a record for each key.
+pub const STREAM_PROTOCOL: &str = "pagoda-kv";
 /// Most keys of one request: a prompt of a million tokens.
 pub const MAX_KEYS: usize = 65_536;
 /// Bytes of the longest list of keys.
@@ -25,8 +29,12 @@ const PUT_MAGIC: [u8; 4] = *b"PGKP";
 const KEYS_HEADER: usize = 4 + 2 + 2 + 4 + 32;
 /// Magic, version, readable_by, reason, 7 × 0.
 const PUT_HEADER: usize = 16;
-/// Status, 7 × 0.
+/// Status, 7 × 0; of a refusal status, 0, length u16, 4 × 0.
 const RECORD_HEADER: usize = 8;
+/// Longest words of a refusal.
+const MAX_REFUSAL: usize = 1000;
+/// Heads are read so far at once: a record and a header of a block of 16 tokens, and little of the payload.
+const HEAD_READ: usize = 512;
 
 /// Why a block is put down. It decides how much a tier does for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -141,6 +149,9 @@ pub enum WireError {
         /// The byte.
         value: u8,
     },
+    /// The other side does not answer what was asked.
+    #[error("refused: {0}")]
+    Refused(String),
     /// A frame in it is wrong.
     #[error(transparent)]
     Frame(#[from] FrameError),
@@ -239,6 +250,17 @@ pub fn encode_record<T>(lookup: &Lookup<T>) -> Bytes {
     Bytes::from_static(record)
 }
 
+/// What is sent in place of a first record: nothing is answered, and why.
+pub fn encode_refusal(message: &str) -> Bytes {
+    let end = message.floor_char_boundary(MAX_REFUSAL);
+    let mut out = BytesMut::with_capacity(RECORD_HEADER + end);
+    out.put_slice(&[3, 0]);
+    out.put_u16_le(end as u16);
+    out.put_bytes(0, 4);
+    out.put_slice(&message.as_bytes()[..end]);
+    out.freeze()
+}
+
 /// Takes a body apart as it arrives.
 #[derive(Debug, Default)]
 pub struct Decoder {
@@ -266,6 +288,18 @@ impl Decoder {
             chunk = rest;
         }
         self.bytes.extend_from_slice(chunk);
+    }
+
+    /// Where the next bytes belong, for a reader that can put them there: those of a payload into its buffer, at most to its
+    /// end. In place of `push`, under the same condition.
+    pub fn room(&mut self) -> Limit<&mut (dyn BufMut + Send)> {
+        match &mut self.frame {
+            Some((header, payload)) => {
+                let missing = header.payload_len - payload.len();
+                (payload as &mut (dyn BufMut + Send)).limit(missing)
+            }
+            None => (&mut self.bytes as &mut (dyn BufMut + Send)).limit(HEAD_READ),
+        }
     }
 
     /// Whether nothing is left over.
@@ -315,6 +349,16 @@ impl Decoder {
         Ok(true)
     }
 
+    /// The words of a refusal; `None` until they are whole.
+    fn refusal<T>(&self) -> Result<Option<T>, WireError> {
+        let len = usize::from(u16::from_le_bytes([self.bytes[2], self.bytes[3]]));
+        if len > MAX_REFUSAL {
+            return Err(WireError::Length { len, needed: MAX_REFUSAL });
+        }
+        let words = self.bytes.get(RECORD_HEADER..RECORD_HEADER + len);
+        words.map_or(Ok(None), |words| Err(WireError::Refused(String::from_utf8_lossy(words).into_owned())))
+    }
+
     /// The next key's answer; `None` until it is whole.
     ///
     /// # Errors
@@ -325,6 +369,9 @@ impl Decoder {
                 return Ok(None);
             }
             let value = self.bytes[0];
+            if value == 3 {
+                return self.refusal();
+            }
             self.bytes.advance(RECORD_HEADER);
             match value {
                 0 => self.in_record = true,

@@ -1,49 +1,117 @@
-//! `POST /kv/v1/get`: the blocks of a list of keys, streamed as they are found.
+//! `GET /kv/v1/get`: upgrades a connection to one on which lists of keys are asked and blocks are answered.
 //!
-//! A client that reads slowly holds few blocks: two reads are ahead of it, and its connection is closed where it stops.
+//! Behind the upgrade there is no HTTP: blocks go from the store's memory to the socket, and at the other end from the socket
+//! to where they stay. A client that reads slowly holds few blocks: two reads are ahead of it. Invariant: at most
+//! `MAX_CONNECTIONS` of these, each closed when it asks for nothing, or takes nothing, for a minute.
 
-use std::sync::Arc;
+use std::io;
+use std::time::Duration;
 
-use axum::body::{Body, Bytes};
-use axum::extract::State;
-use axum::http::header;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::header::{CONNECTION, UPGRADE};
+use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
+use bytes::Buf;
 use futures_util::{StreamExt, stream};
-use protocol::kv_wire::{CONTENT_TYPE, encode_record};
-use protocol::{KvFrame, Lookup};
+use hyper_util::rt::TokioIo;
+use protocol::kv_wire::{self, STREAM_PROTOCOL, encode_record, encode_refusal};
+use protocol::{BlockKey, KvFrame, Lookup};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::time::timeout;
 
-use super::{KvError, KvService};
+use super::{BODY_TIMEOUT, KvError, KvService};
 
 /// Keys that are read together.
 const KEYS_AT_ONCE: usize = 4;
 /// Reads ahead of the client.
 const READS_AHEAD: usize = 2;
+/// A connection that asks for nothing for so long is closed.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-pub(super) async fn get(State(service): State<KvService>, body: Body) -> Result<Response, KvError> {
-    let keys = service.keys(body).await?;
-    let turn = Arc::new(service.turn().await?);
-    let store = service.store;
-    let batches: Vec<_> = keys.chunks(KEYS_AT_ONCE).map(<[_]>::to_vec).collect();
-    let reads = stream::iter(batches).map(move |keys| {
-        let (store, turn) = (Arc::clone(&store), Arc::clone(&turn));
-        async move {
-            let found = store.get_to_send(&keys).await;
-            drop(turn);
-            stream::iter(found.into_iter().flat_map(|lookup| parts(&lookup)))
+pub(super) async fn get(State(service): State<KvService>, mut request: Request) -> Result<Response, KvError> {
+    let wanted = request.headers().get(UPGRADE).map(HeaderValue::as_bytes);
+    if wanted != Some(STREAM_PROTOCOL.as_bytes()) {
+        let message = format!("blocks are asked for on a connection upgraded to {STREAM_PROTOCOL}");
+        return Err(KvError::new(StatusCode::UPGRADE_REQUIRED, message));
+    }
+    let place = std::sync::Arc::clone(&service.connections).try_acquire_owned();
+    let place = place.map_err(|_| KvError::unavailable("too many connections ask for blocks"))?;
+    let upgrade = hyper::upgrade::on(&mut request);
+    tokio::spawn(async move {
+        if let Ok(Ok(io)) = timeout(BODY_TIMEOUT, upgrade).await
+            && let Err(error) = serve(&service, &mut TokioIo::new(io)).await
+        {
+            tracing::debug!(%error, "a connection for blocks ended");
         }
+        drop(place);
     });
-    let pieces = reads.buffered(READS_AHEAD).flatten().map(Ok::<_, std::convert::Infallible>);
-    Ok(([(header::CONTENT_TYPE, CONTENT_TYPE)], Body::from_stream(pieces)).into_response())
+    let headers = [(CONNECTION, "upgrade"), (UPGRADE, STREAM_PROTOCOL)];
+    Ok((StatusCode::SWITCHING_PROTOCOLS, headers, Body::empty()).into_response())
 }
 
-/// What is sent for one key.
-fn parts(lookup: &Lookup<KvFrame>) -> Vec<Bytes> {
+/// Answers one request after the other, until the client goes or one is refused.
+async fn serve(service: &KvService, io: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> io::Result<()> {
+    while let Ok(Ok(len)) = timeout(IDLE_TIMEOUT, io.read_u32_le()).await {
+        let keys = match timeout(BODY_TIMEOUT, keys(service, io, len as usize)).await? {
+            Ok(keys) => keys,
+            Err(Refusal::Io(error)) => return Err(error),
+            Err(Refusal::Said(message)) => return refuse(io, &message).await,
+        };
+        match service.turn().await {
+            Ok(_turn) => answer(service, &keys, io).await?,
+            Err(error) => return refuse(io, &error.message).await,
+        }
+    }
+    Ok(())
+}
+
+/// Why a request has no answer.
+enum Refusal {
+    Io(io::Error),
+    Said(String),
+}
+
+impl From<io::Error> for Refusal {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+async fn keys(service: &KvService, io: &mut (impl AsyncRead + Unpin), len: usize) -> Result<Vec<BlockKey>, Refusal> {
+    if len > kv_wire::MAX_KEYS_BYTES {
+        return Err(Refusal::Said(format!("a list of keys of {len} bytes: at most {}", kv_wire::MAX_KEYS_BYTES)));
+    }
+    let mut list = Vec::new();
+    if io.take(len as u64).read_to_end(&mut list).await? < len {
+        return Err(Refusal::Io(io::ErrorKind::UnexpectedEof.into()));
+    }
+    service.keys_of(&list).map_err(|error| Refusal::Said(error.message))
+}
+
+async fn refuse(io: &mut (impl AsyncWrite + Unpin), message: &str) -> io::Result<()> {
+    io.write_all(&encode_refusal(message)).await?;
+    io.shutdown().await
+}
+
+async fn answer(service: &KvService, keys: &[BlockKey], io: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
+    let batches: Vec<&[BlockKey]> = keys.chunks(KEYS_AT_ONCE).collect();
+    let reads: Vec<_> = batches.into_iter().map(|keys| service.store.get_to_send(keys)).collect();
+    let mut reads = stream::iter(reads).buffered(READS_AHEAD);
+    while let Some(found) = reads.next().await {
+        for lookup in found {
+            send(io, &lookup).await?;
+        }
+    }
+    io.flush().await
+}
+
+async fn send(io: &mut (impl AsyncWrite + Unpin), lookup: &Lookup<KvFrame>) -> io::Result<()> {
     let record = encode_record(lookup);
     match lookup {
         Lookup::Hit(frame) => {
-            let head = Bytes::from([&record[..], &frame.header.encode()].concat());
-            vec![head, frame.payload.clone()]
+            io.write_all_buf(&mut record.chain(frame.header.encode()).chain(frame.payload.clone())).await
         }
-        Lookup::Miss | Lookup::Busy => vec![record],
+        Lookup::Miss | Lookup::Busy => io.write_all(&record).await,
     }
 }

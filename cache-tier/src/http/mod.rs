@@ -32,6 +32,8 @@ const MAX_LEASE_MILLIS: u32 = 600_000;
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Gets and puts at once: each holds a few frames.
 const MAX_STREAMS: usize = 64;
+/// Connections on which blocks are asked for; most of them wait.
+const MAX_CONNECTIONS: usize = 1024;
 /// So long a get or put waits for its turn.
 const TURN_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -46,6 +48,7 @@ pub struct KvService {
     /// `None` serves any model.
     model: Option<ModelOf>,
     streams: Arc<Semaphore>,
+    connections: Arc<Semaphore>,
     buffers: Arc<Buffers>,
 }
 
@@ -53,7 +56,8 @@ impl KvService {
     /// Serves a store's blocks of every model.
     pub fn new(store: Arc<dyn Store>) -> Self {
         let streams = Arc::new(Semaphore::new(MAX_STREAMS));
-        Self { store, disk: None, model: None, streams, buffers: Arc::default() }
+        let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        Self { store, disk: None, model: None, streams, connections, buffers: Arc::default() }
     }
 
     /// Serves a disk, which can be verified and compacted as well.
@@ -70,7 +74,7 @@ impl KvService {
     pub fn router(self) -> Router {
         Router::new()
             .route("/kv/v1/lookup", post(lookup))
-            .route("/kv/v1/get", post(get::get))
+            .route("/kv/v1/get", get(get::get))
             .route("/kv/v1/put", post(put::put))
             .route("/kv/v1/lease", post(lease))
             .route("/kv/v1/stats", get(stats).post(stats))
@@ -103,7 +107,11 @@ impl KvService {
         let slow = || KvError::new(StatusCode::REQUEST_TIMEOUT, format!("no whole body within {BODY_TIMEOUT:?}"));
         let large = |error| KvError::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the list of keys: {error}"));
         let bytes = read.map_err(|_| slow())?.map_err(large)?;
-        let keys = kv_wire::decode_keys(&bytes)?;
+        self.keys_of(&bytes)
+    }
+
+    fn keys_of(&self, list: &[u8]) -> Result<Vec<BlockKey>, KvError> {
+        let keys = kv_wire::decode_keys(list)?;
         if let Some(key) = keys.first() {
             self.check_model(&key.model)?;
         }

@@ -12,16 +12,17 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::client::conn::http1::{SendRequest, handshake};
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
-use hyper::{Request, Response};
+use hyper::header::{AUTHORIZATION, CONNECTION, CONTENT_TYPE, HOST, HeaderValue, UPGRADE};
+use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use protocol::kv_wire;
+use protocol::{Buffers, kv_wire};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
-use super::RemoteError;
+use super::stream::BlockStream;
+use super::{RemoteError, refusal};
 
 /// Connections that are kept while nobody uses them.
 const MAX_IDLE: usize = 8;
@@ -172,6 +173,7 @@ pub(super) struct Connections {
     connector: Arc<dyn Connector>,
     token: Option<HeaderValue>,
     idle: Mutex<Vec<SendRequest<Parts>>>,
+    idle_streams: Mutex<Vec<BlockStream>>,
 }
 
 impl Connections {
@@ -181,7 +183,7 @@ impl Connections {
             token.set_sensitive(true);
             token
         });
-        Self { connector, token, idle: Mutex::new(Vec::new()) }
+        Self { connector, token, idle: Mutex::default(), idle_streams: Mutex::default() }
     }
 
     pub(super) fn address(&self) -> &str {
@@ -205,13 +207,45 @@ impl Connections {
                 }
             }
         }
-        let io = self.connector.connect().await.map_err(|error| RemoteError::Connection(error.to_string()))?;
-        let (mut sender, connection) = handshake(TokioIo::new(io)).await.map_err(failed)?;
-        // It ends with the sender, or with the other side; the request hears of an error.
-        tokio::spawn(async move { drop(connection.await) });
+        let mut sender = self.connect().await?;
         let response = sender.send_request(self.request(path, body)?).await.map_err(failed)?;
         self.keep(sender);
         Ok(response)
+    }
+
+    async fn connect(&self) -> Result<SendRequest<Parts>, RemoteError> {
+        let io = self.connector.connect().await.map_err(|error| RemoteError::Connection(error.to_string()))?;
+        let shaken = handshake(TokioIo::new(io)).await;
+        let (sender, connection) = shaken.map_err(|error| RemoteError::Connection(error.to_string()))?;
+        // It ends with the sender, or with the other side; the request hears of an error.
+        tokio::spawn(async move { drop(connection.with_upgrades().await) });
+        Ok(sender)
+    }
+
+    /// A new connection on which blocks are asked for.
+    pub(super) async fn stream(&self, buffers: Arc<Buffers>) -> Result<BlockStream, RemoteError> {
+        let failed = |error: hyper::Error| RemoteError::Connection(error.to_string());
+        let mut request = self.request("/kv/v1/get", Vec::new())?;
+        *request.method_mut() = Method::GET;
+        request.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
+        request.headers_mut().insert(UPGRADE, HeaderValue::from_static(kv_wire::STREAM_PROTOCOL));
+        let response = self.connect().await?.send_request(request).await.map_err(failed)?;
+        if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+            return Err(refusal(response).await);
+        }
+        Ok(BlockStream::new(hyper::upgrade::on(response).await.map_err(failed)?, buffers))
+    }
+
+    pub(super) fn kept_stream(&self) -> Option<BlockStream> {
+        self.idle_streams.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    }
+
+    /// Keeps a connection whose answers have all been taken.
+    pub(super) fn keep_stream(&self, stream: BlockStream) {
+        let mut idle = self.idle_streams.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() < MAX_IDLE && stream.is_at_rest() {
+            idle.push(stream);
+        }
     }
 
     /// A kept connection whose last answer has been read.

@@ -4,6 +4,7 @@
 //! the answer is busy at once. Connections are kept and used again; the transport is behind one trait.
 
 mod connection;
+mod stream;
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +16,7 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::{Response, StatusCode};
 use protocol::kv_frame::KvFrame;
-use protocol::kv_wire::{self, Decoder, LeaseAnswer, PutAnswer};
+use protocol::kv_wire::{self, LeaseAnswer, PutAnswer};
 use protocol::{BlockHash, BlockKey, Buffers, Lookup, Prefix, PutOutcome, PutReason};
 use tokio::time::Instant;
 
@@ -24,6 +25,7 @@ use crate::policy::Place;
 use crate::store::{PlaceStats, Store};
 use connection::Connections;
 pub use connection::{Connector, Io, RemoteUrl, TcpConnector, TlsConnector};
+use stream::BlockStream;
 
 /// Reading every block of a large disk takes its time.
 const CARE_TIMEOUT: Duration = Duration::from_secs(3600);
@@ -68,13 +70,8 @@ pub enum RemoteError {
     #[error("{0}")]
     Connection(String),
     /// It refused.
-    #[error("{status}: {message}")]
-    Refused {
-        /// Its status.
-        status: StatusCode,
-        /// Its words.
-        message: String,
-    },
+    #[error("it refuses: {0}")]
+    Refused(String),
     /// Its answer cannot be read.
     #[error("its answer is not understood: {0}")]
     Garbage(String),
@@ -168,11 +165,7 @@ impl RemoteStore {
         if response.status() == StatusCode::OK {
             return Ok(response);
         }
-        let status = response.status();
-        let body = within(limit, read_all(response, 64 << 10)).await.unwrap_or_default();
-        let message = serde_json::from_slice::<serde_json::Value>(&body)
-            .map_or_else(|_| String::from_utf8_lossy(&body).into_owned(), |body| body["error"]["message"].to_string());
-        Err(RemoteError::Refused { status, message })
+        Err(within(limit, async { Ok(refusal(response).await) }).await.unwrap_or_else(|error| error))
     }
 
     async fn ask_json<T: serde::de::DeserializeOwned>(
@@ -186,26 +179,34 @@ impl RemoteStore {
         serde_json::from_slice(&bytes).map_err(|error| RemoteError::Garbage(error.to_string()))
     }
 
+    /// Asks for blocks, on a kept connection where there is one; what came before a failure is among the answers.
     async fn fetch(&self, keys: &[BlockKey], answers: &mut Vec<Lookup<KvFrame>>) -> Result<(), RemoteError> {
-        let mut body = self.ask("/kv/v1/get", vec![keys_body(keys)], self.limits.piece).await?.into_body();
-        let mut decoder = Decoder::new(Arc::clone(&self.buffers));
-        while answers.len() < keys.len() {
-            let piece = tokio::time::timeout(self.limits.piece, body.frame()).await;
-            let Some(piece) = piece.map_err(|_| RemoteError::Timeout(self.limits.piece))? else {
-                return Err(RemoteError::Garbage(format!("it ends after {} of {} blocks", answers.len(), keys.len())));
-            };
-            let piece = piece.map_err(|error| RemoteError::Connection(error.to_string()))?;
-            let Ok(piece) = piece.into_data() else { continue };
-            decoder.push(&piece);
-            while let Some(lookup) = decoder.record().map_err(|error| RemoteError::Garbage(error.to_string()))? {
-                let Some(key) = keys.get(answers.len()) else {
-                    return Err(RemoteError::Garbage("it has more blocks than were asked for".into()));
-                };
-                answers.push(self.checked(key, lookup));
+        let list = keys_body(keys);
+        let request = [&(list.len() as u32).to_le_bytes(), &list[..]].concat();
+        if let Some(kept) = self.connections.kept_stream() {
+            match self.receive(kept, &request, keys, answers).await {
+                // It may have been closed at the other end while nobody used it.
+                Err(RemoteError::Connection(_)) if answers.is_empty() => {}
+                result => return result,
             }
         }
-        // The end of the body, so that the connection can be used again.
-        drop(within(self.limits.piece, async { Ok(body.frame().await.is_none()) }).await);
+        let stream = within(self.limits.answer, self.connections.stream(Arc::clone(&self.buffers))).await?;
+        self.receive(stream, &request, keys, answers).await
+    }
+
+    async fn receive(
+        &self,
+        mut stream: BlockStream,
+        request: &[u8],
+        keys: &[BlockKey],
+        answers: &mut Vec<Lookup<KvFrame>>,
+    ) -> Result<(), RemoteError> {
+        within(self.limits.piece, stream.ask(request)).await?;
+        for key in keys {
+            let lookup = stream.next(self.limits.piece).await?;
+            answers.push(self.checked(key, lookup));
+        }
+        self.connections.keep_stream(stream);
         Ok(())
     }
 
@@ -254,6 +255,15 @@ impl RemoteStore {
 
 async fn within<T>(limit: Duration, work: impl Future<Output = Result<T, RemoteError>>) -> Result<T, RemoteError> {
     tokio::time::timeout(limit, work).await.unwrap_or(Err(RemoteError::Timeout(limit)))
+}
+
+/// What a refusal says.
+async fn refusal(response: Response<Incoming>) -> RemoteError {
+    let status = response.status();
+    let body = read_all(response, 64 << 10).await.unwrap_or_default();
+    let message = serde_json::from_slice::<serde_json::Value>(&body)
+        .map_or_else(|_| String::from_utf8_lossy(&body).into_owned(), |body| body["error"]["message"].to_string());
+    RemoteError::Refused(format!("{status}: {message}"))
 }
 
 async fn read_all(response: Response<Incoming>, limit: usize) -> Result<Bytes, RemoteError> {

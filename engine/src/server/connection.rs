@@ -123,7 +123,8 @@ pub async fn serve_connection(
         .header_read_timeout(limits.header_timeout)
         .max_buf_size(limits.max_header_bytes)
         .max_headers(limits.max_headers)
-        .serve_connection(io, TowerToHyperService::new(router));
+        .serve_connection(io, TowerToHyperService::new(router))
+        .with_upgrades();
     tokio::pin!(connection);
     let served = tokio::select! {
         served = connection.as_mut() => served,

@@ -70,7 +70,22 @@ fn answers_come_back_and_a_torn_one_is_not_whole() {
         decoder.push(&[*byte]);
         found.extend(decoder.record().unwrap());
     }
-    assert_eq!((found, decoder.is_empty()), (vec![Lookup::Miss, hit, Lookup::Busy], true));
+    assert_eq!((&found, decoder.is_empty()), (&vec![Lookup::Miss, hit, Lookup::Busy], true));
+    // A reader that puts bytes where they belong gets the same, and no payload is written beyond its end.
+    let (mut rest, mut again) = (&body[..], Vec::new());
+    while !rest.is_empty() {
+        let mut room = decoder.room();
+        let (bytes, later) = rest.split_at(room.remaining_mut().min(rest.len()));
+        room.put_slice(bytes);
+        rest = later;
+        while let Some(lookup) = decoder.record().unwrap() {
+            again.push(lookup);
+        }
+    }
+    assert_eq!((again, decoder.is_empty()), (found, true));
+    let mut refused = Decoder::default();
+    refused.push(&encode_refusal("another model"));
+    assert_eq!(refused.record(), Err(WireError::Refused("another model".into())));
     let mut torn = Decoder::default();
     torn.push(&body[..100]);
     assert_eq!((torn.record().unwrap(), torn.record().unwrap()), (Some(Lookup::Miss), None));
