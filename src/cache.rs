@@ -172,7 +172,9 @@ async fn ask<T: serde::de::DeserializeOwned>(service: &RemoteStore, path: &str) 
 }
 
 async fn stats(target: Target) -> Result<ExitCode> {
-    let all: Vec<PlaceStats> = match target.open()? {
+    let opened = target.open()?;
+    let is_directory = matches!(opened, Opened::Directory(_));
+    let all: Vec<PlaceStats> = match opened {
         Opened::Directory(disk) => {
             println!("index      {} of memory", BinaryBytes(disk.index_bytes() as u64));
             disk.stats()
@@ -185,6 +187,10 @@ async fn stats(target: Target) -> Result<ExitCode> {
         println!("bytes      {}", BinaryBytes(stats.used_bytes));
         if stats.capacity_bytes < u64::MAX {
             println!("capacity   {}", BinaryBytes(stats.capacity_bytes));
+        }
+        // Nothing has been asked of a directory that was just opened.
+        if is_directory {
+            continue;
         }
         let PlaceStats { hits, misses, busy, damaged, stored, not_admitted, refused, evicted, .. } = stats;
         println!("lookups    {hits} hits, {misses} misses, {busy} busy, {damaged} damaged");

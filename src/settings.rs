@@ -67,7 +67,7 @@ pub struct Settings {
     kv_host_bytes: Option<Bytes>,
     /// Directory of KV blocks.
     pub kv_disk: Option<PathBuf>,
-    kv_disk_bytes: Bytes,
+    kv_disk_bytes: Option<Bytes>,
     /// URL of a KV tier.
     pub kv_tier: Option<String>,
     /// Certificates that are trusted for it.
@@ -115,7 +115,7 @@ impl Default for Settings {
             cluster_token_file: None,
             kv_host_bytes: None,
             kv_disk: None,
-            kv_disk_bytes: Bytes::Number(10 << 30),
+            kv_disk_bytes: None,
             kv_tier: None,
             kv_tier_cafile: None,
             kv_compression: KvCompression::None,
@@ -135,6 +135,9 @@ enum Bytes {
     Number(u64),
     Text(String),
 }
+
+/// Most bytes in the directory of KV blocks, where nothing else is asked for.
+const DEFAULT_KV_DISK_BYTES: u64 = 10 << 30;
 
 impl Bytes {
     fn parse(&self) -> Result<u64> {
@@ -352,7 +355,27 @@ impl Settings {
     /// # Errors
     /// When they cannot be read.
     pub fn kv_disk_bytes(&self) -> Result<u64> {
-        self.kv_disk_bytes.parse().context("--kv-disk-bytes")
+        self.kv_disk_bytes.as_ref().map_or(Ok(DEFAULT_KV_DISK_BYTES), Bytes::parse).context("--kv-disk-bytes")
+    }
+
+    /// Refuses settings of tiers that are not there.
+    ///
+    /// # Errors
+    /// When one has no effect.
+    pub fn check_tiers(&self) -> Result<()> {
+        if self.asks_for_tiers() && !self.enable_prefix_caching {
+            bail!("--enable-prefix-caching false: KV tiers hold what prefix caching finds; leave one of them out");
+        }
+        if self.kv_disk_bytes.is_some() && self.kv_disk.is_none() {
+            bail!("--kv-disk-bytes bounds the directory of --kv-disk, which is not given");
+        }
+        if self.kv_tier_cafile.is_some() && self.kv_tier.is_none() {
+            bail!("--kv-tier-cafile is trusted for --kv-tier, which is not given");
+        }
+        if self.kv_compression != KvCompression::None && self.kv_disk.is_none() && self.kv_tier.is_none() {
+            bail!("--kv-compression packs what goes to --kv-disk or --kv-tier, and neither is given");
+        }
+        Ok(())
     }
 }
 

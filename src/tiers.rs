@@ -14,9 +14,7 @@ use crate::settings::Settings;
 /// Opens the tiers; none where none is asked for.
 pub fn open(settings: &Settings) -> Result<Arc<TieredStore>> {
     let host_bytes = settings.kv_host_bytes()?;
-    if settings.asks_for_tiers() && !settings.enable_prefix_caching {
-        bail!("--enable-prefix-caching false: KV tiers hold what prefix caching finds; leave one of them out");
-    }
+    settings.check_tiers()?;
     let token = settings.kv_tier.as_ref().map(|_| settings.read_cluster_token()).transpose()?.flatten();
     // Before the directory is opened, which may delete what is over a cap.
     let remote = match &settings.kv_tier {

@@ -258,8 +258,17 @@ fn a_directory_that_cannot_be_used_is_a_clear_error() {
     let error = refused(&["cache", "stats", env!("CARGO_MANIFEST_DIR")]);
     assert!(error.contains("holds no KV blocks"), "{error}");
     let flags = ["--kv-host-bytes", "1MiB", "--enable-prefix-caching", "false"];
-    let error = refused(&[&["serve", "--device", "sim:instant", "--port", "0"], &flags[..]].concat());
+    let serve = |flags: &[&str]| refused(&[&["serve", "--device", "sim:instant", "--port", "0"], flags].concat());
+    let error = serve(&flags);
     assert!(error.contains("prefix caching finds"), "{error}");
+    for (flags, missing) in [
+        (["--kv-disk-bytes", "1GiB"], "--kv-disk, which is not given"),
+        (["--kv-tier-cafile", "ca.pem"], "--kv-tier, which is not given"),
+        (["--kv-compression", "zstd"], "neither is given"),
+    ] {
+        let error = serve(&flags);
+        assert!(error.contains(missing), "{error}");
+    }
     let file = directory.path().join("file");
     std::fs::write(&file, "").unwrap();
     let inside = file.join("kv");

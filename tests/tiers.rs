@@ -160,6 +160,37 @@ fn a_replacement_starts_warm_from_the_tier_whatever_device_it_has() {
     service.stop();
 }
 
+#[test]
+fn a_tier_is_reached_by_tls_with_the_certificate_that_is_trusted() {
+    let fixture = Fixture::new();
+    let signed = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let write = |name: &str, text: String| {
+        let path = fixture.directory.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let (certificate, key) =
+        (write("cert.pem", signed.cert.pem()), write("key.pem", signed.signing_key.serialize_pem()));
+    let kept = fixture.directory.path().join("kept");
+    let service = CacheService::start(&kept, &["--ssl-certfile", &certificate, "--ssl-keyfile", &key]);
+    let port = service.address.rsplit_once(':').unwrap().1;
+    let url = format!("https://localhost:{port}");
+    let flags = ["--kv-tier", &url[..], "--kv-tier-cafile", &certificate];
+    let mut server = fixture.start("cpu", "1MiB", &flags);
+    let cold = ask(&server, 1);
+    server.terminate();
+    assert!(server.wait().success());
+    let warm = ask(&fixture.start("cpu", "1MiB", &flags), 1);
+    assert_eq!((warm.cached, &warm.logprobs), (288, &cold.logprobs));
+    // Another authority's word is not taken, and no request fails for it.
+    let other = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let other = write("other.pem", other.cert.pem());
+    let server = fixture.start("cpu", "1MiB", &["--kv-tier", &url, "--kv-tier-cafile", &other]);
+    let computed = ask(&server, 1);
+    assert_eq!((computed.cached, &computed.logprobs), (0, &cold.logprobs));
+    server.wait_for("the log", || server.log.lock().unwrap().contains("the KV tier failed"));
+}
+
 fn drain(server: &Server) -> u16 {
     use std::io::Write;
     let mut stream = std::net::TcpStream::connect(&server.internal).unwrap();

@@ -175,9 +175,13 @@ impl Engine {
         step.shares.push(Share { scheduled, num_prompt_logprobs, samples });
     }
 
-    /// Takes the device's answers to a step that took `seconds`: what happened to each request that got a token or ended.
-    pub fn finish(&mut self, step: Step, selected: Vec<Selected>, seconds: f64) -> Vec<(RequestId, EngineEvent)> {
+    /// Notes that a step took so many seconds.
+    pub fn note_rate(&mut self, step: &Step, seconds: f64) {
         self.rate.observe(step.num_decodes(), step.num_prefill_tokens(), seconds);
+    }
+
+    /// Takes the device's answers to a step: what happened to each request that got a token or ended.
+    pub fn finish(&mut self, step: Step, selected: Vec<Selected>) -> Vec<(RequestId, EngineEvent)> {
         let mut selected = selected.into_iter();
         let mut events = Vec::new();
         for share in step.shares {

@@ -5,7 +5,7 @@
 use crate::config::{DEFAULT_KV_CACHE_BYTES, EngineConfig, MAX_DEFAULT_KV_CACHE_BYTES};
 use crate::device::DeviceMemory;
 use crate::error::LoadError;
-use crate::kv::{BLOCK_SIZE, KvLayout};
+use crate::kv::{BLOCK_SIZE, COPY_BYTES, KvLayout};
 use crate::model::ModelConfig;
 
 /// Rows of a step whose logits are computed: one for each sequence, and some for log probabilities of prompts.
@@ -129,14 +129,14 @@ pub fn wanted_bytes(model: &ModelConfig, config: &EngineConfig, weights_bytes: u
     config.kv_cache_bytes.is_none().then(|| step_and_weights.saturating_add(MAX_DEFAULT_KV_CACHE_BYTES))
 }
 
-/// Bytes of activations, logits and scores, and a margin for the driver.
+/// Bytes of activations, logits and scores, of the buffers that blocks are copied through, and a margin for the driver.
 fn step_bytes(model: &ModelConfig, config: &EngineConfig) -> u64 {
     const MARGIN: u64 = 128 << 20;
     let row = 2 * model.hidden_size + 2 * model.query_size() + 2 * model.kv_size() + 2 * model.intermediate_size;
     let logits_row = model.hidden_size + 2 * model.vocab_size;
     // Int8 roundings add three eighths.
     let values = row * config.max_num_batched_tokens * 11 / 8 + logits_row * max_logits_rows(config);
-    MARGIN + 4 * values as u64
+    MARGIN + 2 * COPY_BYTES + 4 * values as u64
 }
 
 /// Blocks that keep a layer's K (or V) buffer within what a kernel can bind.

@@ -22,8 +22,16 @@ const MAX_FRAMES: usize = 8192;
 /// A client that sends nothing for so long is gone.
 const CHUNK_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// A body must have been taken by then.
+const PUT_TIMEOUT: Duration = Duration::from_secs(120);
+
 pub(super) async fn put(State(service): State<KvService>, body: Body) -> Result<Json<PutAnswer>, KvError> {
     let _turn = service.turn().await?;
+    let slow = || KvError::new(StatusCode::REQUEST_TIMEOUT, format!("the body takes more than {PUT_TIMEOUT:?}"));
+    tokio::time::timeout(PUT_TIMEOUT, take_all(&service, body)).await.unwrap_or_else(|_| Err(slow()))
+}
+
+async fn take_all(service: &KvService, body: Body) -> Result<Json<PutAnswer>, KvError> {
     let mut chunks = body.into_data_stream();
     let (mut decoder, mut reason, mut answer) =
         (Decoder::new(Arc::clone(&service.buffers)), None, PutAnswer::default());
@@ -45,14 +53,14 @@ pub(super) async fn put(State(service): State<KvService>, body: Body) -> Result<
                 return Err(KvError::new(StatusCode::PAYLOAD_TOO_LARGE, message));
             }
             if batch.len() == BATCH {
-                take(&service, std::mem::take(&mut batch), reason, &mut answer).await;
+                take(service, std::mem::take(&mut batch), reason, &mut answer).await;
             }
         }
     }
     let Some(reason) = reason.filter(|_| decoder.is_empty()) else {
         return Err(KvError::new(StatusCode::BAD_REQUEST, "the body ends within a block".into()));
     };
-    take(&service, batch, reason, &mut answer).await;
+    take(service, batch, reason, &mut answer).await;
     Ok(Json(answer))
 }
 

@@ -128,6 +128,7 @@ impl EngineLoop {
     async fn run_step<R: StepRunner>(&mut self, runner: &mut R, mut step: Step) -> Result<(), DeviceError> {
         self.note_started(&step);
         let copies = std::mem::take(&mut step.copies);
+        let has_copies = !copies.is_empty();
         if !copies.is_empty() {
             runner.copy_blocks(&tiers::ids(&copies), &copies.loads)?;
             if let Some(latency) = runner.copy_latency() {
@@ -147,7 +148,11 @@ impl EngineLoop {
         let elapsed = started.elapsed();
         self.put_down(runner, copies)?;
         let measured = (step.num_decodes(), step.num_prefill_tokens(), elapsed);
-        let events = self.engine.finish(step, selected, elapsed.as_secs_f64());
+        // A device may do copies in the time of the step behind them: such a step tells nothing of how fast it computes.
+        if !has_copies {
+            self.engine.note_rate(&step, elapsed.as_secs_f64());
+        }
+        let events = self.engine.finish(step, selected);
         // Before the events, so that who sees an answer end sees its blocks free.
         self.publish(runner, Some(measured));
         events.into_iter().for_each(|(id, event)| self.deliver(id, event));

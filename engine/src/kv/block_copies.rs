@@ -8,6 +8,9 @@ use protocol::{BlockHash, PutReason};
 
 use super::BlockId;
 
+/// Bytes of a device's buffer for copies out, and of that for copies in; the pool is sized with both in mind.
+pub const COPY_BYTES: u64 = 64 << 20;
+
 /// The name of a block, and what it is the name of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockName {

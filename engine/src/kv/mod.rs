@@ -6,7 +6,7 @@ mod block_pool;
 mod kv_cache;
 mod staged;
 
-pub use block_copies::{BlockCopies, BlockName, Load, Store};
+pub use block_copies::{BlockCopies, BlockName, COPY_BYTES, Load, Store};
 pub use block_manager::{BlockManager, BlockTable};
 pub use block_pool::{BlockId, BlockPool};
 pub use kv_cache::{BLOCK_SIZE, KvLayout};

@@ -8,15 +8,17 @@ use std::sync::Arc;
 use cache_tier::{Store, TieredStore};
 use futures_util::{StreamExt, stream};
 use protocol::{BlockIdentity, BlockKey, Lookup};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-use super::{Arrival, FetchId};
+use super::{Arrival, FetchId, STAGED_KIB};
 use crate::kv::StagedBlock;
 use crate::metrics::EngineMetrics;
 
 /// Blocks that are read together, and their bytes at most.
 const BLOCKS_AT_ONCE: usize = 16;
 const BYTES_AT_ONCE: usize = 64 << 20;
+/// KiB of one sequence's blocks: two sequences may always have theirs.
+const MOST_KIB: usize = STAGED_KIB / 2;
 /// Reads under way.
 const READS_AHEAD: usize = 2;
 
@@ -44,11 +46,16 @@ impl Fetching {
         if num_blocks == 0 || self.arrivals.send(Arrival::Found { fetch: self.fetch, num_blocks }).await.is_err() {
             return;
         }
-        let firsts = (0..num_blocks).step_by(self.blocks_at_once());
+        // Room for all of them at once: who waited for more while holding some could wait for itself.
+        let kib = self.payload_bytes.div_ceil(1024).max(1);
+        let num_blocks = num_blocks.min(MOST_KIB / kib);
+        let Ok(mut room) = Arc::clone(&self.room).acquire_many_owned((kib * num_blocks) as u32).await else { return };
+        let parts = self.identities[..num_blocks].chunks(self.blocks_at_once());
+        let reads: Vec<_> = parts.map(|part| self.read(part, room.split(kib * part.len()))).collect();
         // One read is ahead of what is checked and handed over.
-        let reads = stream::iter(firsts).map(|first| self.read(first, num_blocks)).buffered(READS_AHEAD);
+        let reads = stream::iter(reads).buffered(READS_AHEAD);
         let mut reads = std::pin::pin!(reads);
-        while let Some(Some(blocks)) = reads.next().await {
+        while let Some(blocks) = reads.next().await {
             let is_whole = blocks.len() == self.blocks_at_once();
             if self.arrivals.send(Arrival::Blocks { fetch: self.fetch, blocks }).await.is_err() || !is_whole {
                 return;
@@ -60,22 +67,13 @@ impl Fetching {
         (BYTES_AT_ONCE / self.payload_bytes.max(1)).clamp(1, BLOCKS_AT_ONCE)
     }
 
-    /// The next blocks from `first`, up to the first that is missing or wrong; `None` where there is no room for them.
-    async fn read(&self, first: usize, num_blocks: usize) -> Option<Vec<StagedBlock>> {
-        let identities = &self.identities[first..num_blocks.min(first + self.blocks_at_once())];
+    /// These blocks, up to the first that is missing or wrong.
+    async fn read(&self, identities: &[BlockIdentity], room: Option<OwnedSemaphorePermit>) -> Vec<StagedBlock> {
         let keys: Vec<BlockKey> = identities.iter().map(|identity| identity.key).collect();
-        let kib = (self.payload_bytes * keys.len()).div_ceil(1024) as u32;
-        // Later blocks must not wait for room that the first of this very sequence hold.
-        let room = Arc::clone(&self.room);
-        let room = if first == 0 {
-            room.acquire_many_owned(kib).await.ok()?
-        } else {
-            room.try_acquire_many_owned(kib).ok()?
-        };
-        let room = Arc::new(room);
+        let room = room.map(Arc::new);
         let found = self.tiers.get(&keys).await;
         let payloads = found.into_iter().zip(identities).map_while(|(lookup, identity)| self.open(lookup, identity));
-        Some(payloads.map(|payload| StagedBlock { payload, room: Some(Arc::clone(&room)) }).collect())
+        payloads.map(|payload| StagedBlock { payload, room: room.clone() }).collect()
     }
 
     /// The payload of a block that is what was asked for.

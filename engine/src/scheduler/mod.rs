@@ -242,8 +242,10 @@ impl Scheduler {
             schedule.copies.loads.push(Load { block_id, payload: block.payload });
         }
         // Where the pool is full, what is staged is not waited with: it is computed like the rest when blocks are free.
-        if left.loads > 0 {
+        if left.loads > 0 && !sequence.staged.is_empty() {
             sequence.staged = Staged::Here(0, VecDeque::new());
+            let num_found = sequence.block_table.block_ids().len() * self.blocks.block_size();
+            sequence.num_cached_tokens = sequence.num_cached_tokens.map(|num_cached| num_cached.min(num_found));
         }
         sequence.staged.is_empty()
     }

@@ -51,6 +51,33 @@ fn a_sequence_is_held_back_until_its_blocks_are_here_and_others_pass() {
 }
 
 #[test]
+fn blocks_that_find_no_place_are_not_called_cached() {
+    let mut scheduler = tiered(80, 256);
+    for id in 1..=3 {
+        scheduler.add(sequence(id, own(id as u32, 31), 40));
+    }
+    scheduler.add(sequence(4, own(4, 16 * 73), 5));
+    let mut wanted = Vec::new();
+    for _ in 0..2 {
+        let schedule = step(&mut scheduler);
+        for asked in &schedule.wanted {
+            if asked.id.0 == 4 {
+                wanted = hashes(asked);
+            } else {
+                scheduler.stage(asked.id, Vec::new(), true);
+            }
+        }
+    }
+    assert_eq!(wanted.len(), 72);
+    scheduler.stage(RequestId(4), staged(&wanted), true);
+    // It loads what one step may, while the others come to the end of their second blocks and take the last free ones.
+    let loads = |schedule: Schedule| schedule.copies.loads.len();
+    assert_eq!(loads(step(&mut scheduler)), MAX_LOADS);
+    assert_eq!(loads(step(&mut scheduler)), 7);
+    assert_eq!(scheduler.remove(RequestId(4)).unwrap().num_cached_tokens, Some(16 * 71));
+}
+
+#[test]
 fn what_is_used_again_goes_down_and_what_is_evicted_is_told() {
     let mut scheduler = tiered(8, 256);
     let mut run = |id: u64, number: u32| {
