@@ -122,15 +122,19 @@ async fn serve(args: ServeArgs) -> Result<ExitCode> {
     let metrics = Metrics { places: PlaceMetrics::new(&registry)?, registry, disk: Arc::clone(&disk) };
     let open = Router::new().route("/health", get(|| async { "ok" })).route("/ready", get(|| async { "ready" }));
     let open = open.route("/metrics", get(render)).with_state(Arc::new(metrics));
-    let kv = KvService::of_disk(Arc::clone(&disk)).router();
-    let router = server::with_cluster_token(kv, token.as_deref()).merge(open);
+    let kv = KvService::of_disk(Arc::clone(&disk));
+    let router = server::with_cluster_token(kv.clone().router(), token.as_deref()).merge(open);
     tracing::info!(%address, tls = tls.is_some(), capacity = capacity_bytes, "keeping KV blocks");
     let (stop_sender, stop) = watch::channel(false);
     let serving = tokio::spawn(server::serve(listener, router, tls, ConnectionLimits::internal(), stop));
     serve::told_to_stop().await;
     tracing::info!("stopping: running requests may finish");
     stop_sender.send_replace(true);
-    serve::finish(serving, Duration::from_secs(args.shutdown_timeout)).await?;
+    let limit = Duration::from_secs(args.shutdown_timeout);
+    serve::finish(serving, limit).await?;
+    if tokio::time::timeout(limit, kv.end()).await.is_err() {
+        tracing::warn!("connections that still send blocks are cut");
+    }
     disk.sync().await;
     Ok(ExitCode::SUCCESS)
 }

@@ -338,7 +338,7 @@ impl Settings {
 
     /// Whether any KV tier is asked for.
     pub fn asks_for_tiers(&self) -> bool {
-        self.kv_host_bytes.is_some() || self.kv_disk.is_some() || self.kv_tier.is_some()
+        self.kv_host_bytes().is_ok_and(|bytes| bytes.is_some()) || self.kv_disk.is_some() || self.kv_tier.is_some()
     }
 
     /// Bytes of host memory for KV blocks.

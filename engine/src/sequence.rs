@@ -2,7 +2,7 @@
 //!
 //! Owned by the scheduler from arrival to finish; knows no text and no channel.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use protocol::{BlockHash, Salt};
@@ -165,6 +165,15 @@ impl Sequence {
     /// Tokens generated so far.
     pub fn num_generated(&self) -> usize {
         self.tokens.len() - self.prompt_len
+    }
+
+    /// Gives up what is staged for it: those blocks are computed, and were not found in a cache.
+    pub fn drop_staged(&mut self) {
+        if !self.staged.is_empty() {
+            self.staged = Staged::Here(0, VecDeque::new());
+            let num_found = self.block_table.block_ids().len() * self.block_size;
+            self.num_cached_tokens = self.num_cached_tokens.map(|num_cached| num_cached.min(num_found));
+        }
     }
 
     /// Whether its prefill is over, so that it takes one token a step.

@@ -27,10 +27,14 @@ impl Buffers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An empty buffer with room for `len` bytes.
+    /// An empty buffer with room for `len` bytes, and for twice as many at most: what is kept takes about what it counts.
     pub fn take(&self, len: usize) -> Vec<u8> {
         let mut free = self.free();
-        let Some(index) = free.buffers.iter().rposition(|buffer| buffer.capacity() >= len).filter(|_| len >= SMALLEST)
+        let Some(index) = free
+            .buffers
+            .iter()
+            .rposition(|buffer| (len..=2 * len).contains(&buffer.capacity()))
+            .filter(|_| len >= SMALLEST)
         else {
             return Vec::with_capacity(len);
         };

@@ -298,7 +298,10 @@ impl Decoder {
                 let missing = header.payload_len - payload.len();
                 (payload as &mut (dyn BufMut + Send)).limit(missing)
             }
-            None => (&mut self.bytes as &mut (dyn BufMut + Send)).limit(HEAD_READ),
+            None => {
+                self.bytes.reserve(HEAD_READ);
+                (&mut self.bytes as &mut (dyn BufMut + Send)).limit(HEAD_READ)
+            }
         }
     }
 

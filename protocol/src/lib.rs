@@ -11,8 +11,10 @@ pub mod fingerprint;
 pub mod kv_frame;
 pub mod kv_wire;
 pub mod openai;
+pub mod prompt_chain;
 pub mod report;
 pub mod version;
+pub mod worker_event;
 
 pub use block_hash::{BlockHash, BlockKey, Salt};
 pub use buffers::Buffers;
@@ -20,5 +22,7 @@ pub use codec::Codec;
 pub use fingerprint::ModelFingerprint;
 pub use kv_frame::{BlockIdentity, KvFrame, NumericsClass};
 pub use kv_wire::{Lookup, Prefix, PutOutcome, PutReason};
+pub use prompt_chain::PromptChain;
 pub use report::WorkerReport;
 pub use version::{VersionError, WireVersion};
+pub use worker_event::{HeldChunk, WorkerEvent};

@@ -12,11 +12,11 @@ use axum::extract::{Request, State};
 use axum::http::header::{CONNECTION, UPGRADE};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use bytes::Buf;
+use bytes::{Buf, BytesMut};
 use futures_util::{StreamExt, stream};
 use hyper_util::rt::TokioIo;
 use protocol::kv_wire::{self, STREAM_PROTOCOL, encode_record, encode_refusal};
-use protocol::{BlockKey, KvFrame, Lookup};
+use protocol::{BlockKey, Lookup};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 
@@ -26,6 +26,8 @@ use super::{BODY_TIMEOUT, KvError, KvService};
 const KEYS_AT_ONCE: usize = 4;
 /// Reads ahead of the client.
 const READS_AHEAD: usize = 2;
+/// An answer as a whole: shorter than the pins on what it sends, which may be overwritten after those.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(50);
 /// A connection that asks for nothing for so long is closed.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -50,20 +52,32 @@ pub(super) async fn get(State(service): State<KvService>, mut request: Request) 
     Ok((StatusCode::SWITCHING_PROTOCOLS, headers, Body::empty()).into_response())
 }
 
-/// Answers one request after the other, until the client goes or one is refused.
+/// Answers one request after the other, until the client goes, one is refused, or the service ends.
 async fn serve(service: &KvService, io: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> io::Result<()> {
-    while let Ok(Ok(len)) = timeout(IDLE_TIMEOUT, io.read_u32_le()).await {
+    let mut ends = service.ends.subscribe();
+    loop {
+        let len = tokio::select! {
+            _ = ends.wait_for(|ends| *ends) => return Ok(()),
+            len = timeout(IDLE_TIMEOUT, io.read_u32_le()) => len,
+        };
+        let Ok(Ok(len)) = len else { return Ok(()) };
         let keys = match timeout(BODY_TIMEOUT, keys(service, io, len as usize)).await? {
             Ok(keys) => keys,
             Err(Refusal::Io(error)) => return Err(error),
             Err(Refusal::Said(message)) => return refuse(io, &message).await,
         };
         match service.turn().await {
-            Ok(_turn) => answer(service, &keys, io).await?,
-            Err(error) => return refuse(io, &error.message).await,
+            Ok(_turn) => timeout(ANSWER_TIMEOUT, answer(service, &keys, io)).await??,
+            Err(_) => busy(keys.len(), io).await?,
         }
     }
-    Ok(())
+}
+
+/// The answer where there are too many: each of the blocks may be here.
+async fn busy(num_keys: usize, io: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
+    let record = encode_record::<()>(&Lookup::Busy);
+    timeout(BODY_TIMEOUT, io.write_all(&record.repeat(num_keys))).await??;
+    io.flush().await
 }
 
 /// Why a request has no answer.
@@ -99,19 +113,16 @@ async fn answer(service: &KvService, keys: &[BlockKey], io: &mut (impl AsyncWrit
     let reads: Vec<_> = batches.into_iter().map(|keys| service.store.get_to_send(keys)).collect();
     let mut reads = stream::iter(reads).buffered(READS_AHEAD);
     while let Some(found) = reads.next().await {
+        // What is not there is told in one piece.
+        let mut records = BytesMut::new();
         for lookup in found {
-            send(io, &lookup).await?;
+            records.extend_from_slice(&encode_record(&lookup));
+            if let Lookup::Hit(frame) = lookup {
+                let head = records.split().freeze();
+                io.write_all_buf(&mut head.chain(frame.header.encode()).chain(frame.payload)).await?;
+            }
         }
+        io.write_all(&records).await?;
     }
     io.flush().await
-}
-
-async fn send(io: &mut (impl AsyncWrite + Unpin), lookup: &Lookup<KvFrame>) -> io::Result<()> {
-    let record = encode_record(lookup);
-    match lookup {
-        Lookup::Hit(frame) => {
-            io.write_all_buf(&mut record.chain(frame.header.encode()).chain(frame.payload.clone())).await
-        }
-        Lookup::Miss | Lookup::Busy => io.write_all(&record).await,
-    }
 }

@@ -21,7 +21,7 @@ use protocol::kv_wire::{self, LeaseAnswer, WireError};
 use protocol::{BlockKey, Buffers, ModelFingerprint, Prefix};
 use serde::Deserialize;
 use serde_json::json;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::disk::DiskStore;
 use crate::store::{PlaceStats, Store};
@@ -49,6 +49,8 @@ pub struct KvService {
     model: Option<ModelOf>,
     streams: Arc<Semaphore>,
     connections: Arc<Semaphore>,
+    /// Turns true when connections for blocks are to end.
+    ends: watch::Sender<bool>,
     buffers: Arc<Buffers>,
 }
 
@@ -57,7 +59,8 @@ impl KvService {
     pub fn new(store: Arc<dyn Store>) -> Self {
         let streams = Arc::new(Semaphore::new(MAX_STREAMS));
         let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-        Self { store, disk: None, model: None, streams, connections, buffers: Arc::default() }
+        let ends = watch::Sender::new(false);
+        Self { store, disk: None, model: None, streams, connections, ends, buffers: Arc::default() }
     }
 
     /// Serves a disk, which can be verified and compacted as well.
@@ -81,6 +84,12 @@ impl KvService {
             .route("/kv/v1/verify", post(verify))
             .route("/kv/v1/compact", post(compact))
             .with_state(self)
+    }
+
+    /// Lets the connections for blocks finish what they are sending, and waits for it.
+    pub async fn end(&self) {
+        self.ends.send_replace(true);
+        drop(self.connections.acquire_many(MAX_CONNECTIONS as u32).await);
     }
 
     /// Whether blocks of this model are served here.

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -26,6 +27,9 @@ use super::{RemoteError, refusal};
 
 /// Connections that are kept while nobody uses them.
 const MAX_IDLE: usize = 8;
+
+/// So long a connection for blocks is kept: half of what its other end allows.
+const MAX_IDLE_TIME: Duration = Duration::from_secs(30);
 
 /// A connection's two directions.
 pub trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -173,7 +177,7 @@ pub(super) struct Connections {
     connector: Arc<dyn Connector>,
     token: Option<HeaderValue>,
     idle: Mutex<Vec<SendRequest<Parts>>>,
-    idle_streams: Mutex<Vec<BlockStream>>,
+    idle_streams: Mutex<Vec<(BlockStream, Instant)>>,
 }
 
 impl Connections {
@@ -236,15 +240,23 @@ impl Connections {
         Ok(BlockStream::new(hyper::upgrade::on(response).await.map_err(failed)?, buffers))
     }
 
+    /// The connection that was used last; those that its other end is about to close are dropped.
     pub(super) fn kept_stream(&self) -> Option<BlockStream> {
-        self.idle_streams.lock().unwrap_or_else(PoisonError::into_inner).pop()
+        let mut idle = self.idle_streams.lock().unwrap_or_else(PoisonError::into_inner);
+        idle.retain(|(_, since)| since.elapsed() < MAX_IDLE_TIME);
+        idle.pop().map(|(stream, _)| stream)
+    }
+
+    /// Drops all that are kept.
+    pub(super) fn forget_streams(&self) {
+        self.idle_streams.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     /// Keeps a connection whose answers have all been taken.
     pub(super) fn keep_stream(&self, stream: BlockStream) {
         let mut idle = self.idle_streams.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < MAX_IDLE && stream.is_at_rest() {
-            idle.push(stream);
+            idle.push((stream, Instant::now()));
         }
     }
 

@@ -40,6 +40,8 @@ pub struct RemoteLimits {
     pub answer: Duration,
     /// Between two pieces of a get's answer.
     pub piece: Duration,
+    /// A get as a whole.
+    pub get: Duration,
     /// A put as a whole.
     pub put: Duration,
     /// After the first failure it is not asked for so long; the time doubles with each further one.
@@ -53,6 +55,7 @@ impl Default for RemoteLimits {
         Self {
             answer: Duration::from_secs(1),
             piece: Duration::from_secs(2),
+            get: Duration::from_secs(60),
             put: Duration::from_secs(10),
             first_pause: Duration::from_millis(500),
             longest_pause: Duration::from_secs(30),
@@ -185,8 +188,10 @@ impl RemoteStore {
         let request = [&(list.len() as u32).to_le_bytes(), &list[..]].concat();
         if let Some(kept) = self.connections.kept_stream() {
             match self.receive(kept, &request, keys, answers).await {
-                // It may have been closed at the other end while nobody used it.
-                Err(RemoteError::Connection(_)) if answers.is_empty() => {}
+                // It may have been closed at the other end while nobody used it, or its other end may be gone: so may all be.
+                Err(RemoteError::Connection(_) | RemoteError::Timeout(_)) if answers.is_empty() => {
+                    self.connections.forget_streams();
+                }
                 result => return result,
             }
         }
@@ -202,10 +207,20 @@ impl RemoteStore {
         answers: &mut Vec<Lookup<KvFrame>>,
     ) -> Result<(), RemoteError> {
         within(self.limits.piece, stream.ask(request)).await?;
-        for key in keys {
-            let lookup = stream.next(self.limits.piece).await?;
-            answers.push(self.checked(key, lookup));
-        }
+        let all = async {
+            for key in keys {
+                let lookup = stream.next(self.limits.piece).await?;
+                // Answers come in the order of the keys: one for another means that the two ends count differently.
+                if let Lookup::Hit(frame) = &lookup
+                    && frame.header.identity.key != *key
+                {
+                    return Err(RemoteError::Garbage(format!("block {} is answered with another", key.block)));
+                }
+                answers.push(self.checked(key, lookup));
+            }
+            Ok(())
+        };
+        within(self.limits.get, all).await?;
         self.connections.keep_stream(stream);
         Ok(())
     }
@@ -213,7 +228,7 @@ impl RemoteStore {
     /// A block that is damaged or another's is none.
     fn checked(&self, key: &BlockKey, lookup: Lookup<KvFrame>) -> Lookup<KvFrame> {
         match lookup {
-            Lookup::Hit(frame) if frame.header.identity.key != *key || frame.check().is_err() => {
+            Lookup::Hit(frame) if frame.check().is_err() => {
                 tracing::warn!(tier = self.connections.address(), block = %key.block, "the KV tier sent a damaged block");
                 self.counted().damaged += 1;
                 Lookup::Miss

@@ -128,7 +128,7 @@ impl EngineLoop {
     async fn run_step<R: StepRunner>(&mut self, runner: &mut R, mut step: Step) -> Result<(), DeviceError> {
         self.note_started(&step);
         let copies = std::mem::take(&mut step.copies);
-        let has_copies = !copies.is_empty();
+        let has_loads = !copies.loads.is_empty();
         if !copies.is_empty() {
             runner.copy_blocks(&tiers::ids(&copies), &copies.loads)?;
             if let Some(latency) = runner.copy_latency() {
@@ -148,8 +148,9 @@ impl EngineLoop {
         let elapsed = started.elapsed();
         self.put_down(runner, copies)?;
         let measured = (step.num_decodes(), step.num_prefill_tokens(), elapsed);
-        // A device may do copies in the time of the step behind them: such a step tells nothing of how fast it computes.
-        if !has_copies {
+        // A device may copy blocks in within the time of the step behind it: that tells nothing of how fast it computes. What
+        // a full pool puts down goes with every step, and is a part of how fast the engine is.
+        if !has_loads {
             self.engine.note_rate(&step, elapsed.as_secs_f64());
         }
         let events = self.engine.finish(step, selected);

@@ -42,13 +42,12 @@ impl Fetching {
 
     async fn bring(&self) {
         let keys: Vec<BlockKey> = self.identities.iter().map(|identity| identity.key).collect();
-        let num_blocks = self.tiers.lookup(&keys).await.num_blocks;
+        let kib = self.payload_bytes.div_ceil(1024).max(1);
+        let num_blocks = self.tiers.lookup(&keys).await.num_blocks.min(MOST_KIB / kib);
         if num_blocks == 0 || self.arrivals.send(Arrival::Found { fetch: self.fetch, num_blocks }).await.is_err() {
             return;
         }
         // Room for all of them at once: who waited for more while holding some could wait for itself.
-        let kib = self.payload_bytes.div_ceil(1024).max(1);
-        let num_blocks = num_blocks.min(MOST_KIB / kib);
         let Ok(mut room) = Arc::clone(&self.room).acquire_many_owned((kib * num_blocks) as u32).await else { return };
         let parts = self.identities[..num_blocks].chunks(self.blocks_at_once());
         let reads: Vec<_> = parts.map(|part| self.read(part, room.split(kib * part.len()))).collect();

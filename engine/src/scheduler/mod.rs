@@ -242,10 +242,8 @@ impl Scheduler {
             schedule.copies.loads.push(Load { block_id, payload: block.payload });
         }
         // Where the pool is full, what is staged is not waited with: it is computed like the rest when blocks are free.
-        if left.loads > 0 && !sequence.staged.is_empty() {
-            sequence.staged = Staged::Here(0, VecDeque::new());
-            let num_found = sequence.block_table.block_ids().len() * self.blocks.block_size();
-            sequence.num_cached_tokens = sequence.num_cached_tokens.map(|num_cached| num_cached.min(num_found));
+        if left.loads > 0 {
+            sequence.drop_staged();
         }
         sequence.staged.is_empty()
     }
@@ -292,6 +290,7 @@ impl Scheduler {
     /// Takes a running sequence's blocks, and its share of this step if it has one; it waits in its old place.
     fn preempt(&mut self, place: Place, schedule: &mut Schedule) {
         let Some(mut sequence) = self.running.remove(&place) else { return };
+        sequence.drop_staged();
         self.blocks.set_preempted(&sequence.block_table);
         self.blocks.free(std::mem::take(&mut sequence.block_table));
         // What was evicted meanwhile may be found below when it resumes.

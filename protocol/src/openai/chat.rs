@@ -4,6 +4,7 @@ use serde_json::{Map, Value};
 
 use super::fields::{FieldError, Fields, shown};
 use super::sampling::SamplingFields;
+use crate::prompt_chain::PromptChain;
 
 /// One message as the chat template sees it: the client's object with `content` as one text.
 #[derive(Clone, Debug, PartialEq)]
@@ -69,6 +70,13 @@ impl Message {
     /// Bytes of its text.
     pub fn content_bytes(&self) -> usize {
         self.0.get("content").and_then(Value::as_str).map_or(0, str::len)
+    }
+
+    /// Adds it to a prompt's chain.
+    pub fn extend(&self, chain: &mut PromptChain) {
+        let text = |name: &str| self.0.get(name).and_then(Value::as_str).unwrap_or_default();
+        let rest = self.0.iter().filter(|(name, _)| !matches!(name.as_str(), "role" | "content"));
+        chain.push_message(text("role"), text("content"), rest);
     }
 
     /// The `messages` of any request body that has them.

@@ -8,6 +8,7 @@ mod completion;
 mod error;
 mod fields;
 mod response;
+mod routed;
 mod sampling;
 
 pub use chat::{ChatRequest, Message};
@@ -18,4 +19,5 @@ pub use response::{
     ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ChatLogprobs, ChatMessage, ChatTokenLogprob,
     Completion, CompletionChoice, CompletionLogprobs, Model, ModelList, Usage,
 };
+pub use routed::RoutedRequest;
 pub use sampling::SamplingFields;
