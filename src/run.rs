@@ -139,6 +139,8 @@ impl Chat {
         let mut out = std::io::stdout().lock();
         while let Some(event) = generation.blocking_next() {
             match event {
+                // A terminal's answers begin at their beginning.
+                EngineEvent::Resumed { .. } => {}
                 EngineEvent::Prompt { num_cached_tokens, .. } => cached_tokens = num_cached_tokens,
                 EngineEvent::Token { text, .. } => {
                     first_at.get_or_insert_with(Instant::now);

@@ -31,6 +31,8 @@ pub struct ServeArgs {
 
 /// Error events of running streams get this long to reach their clients after the device failed.
 const FAILURE_GRACE: Duration = Duration::from_secs(1);
+/// What the cluster asked last gets its answer; streams of events do not end by themselves.
+const INTERNAL_GRACE: Duration = Duration::from_millis(500);
 
 /// Serves until told to stop.
 pub fn serve(args: ServeArgs) -> Result<ExitCode> {
@@ -105,9 +107,10 @@ async fn run(settings: &Settings) -> Result<ExitCode> {
     let limits = ConnectionLimits::default();
     let serving = tokio::spawn(server::serve(public, router, tls, limits, stop.clone()));
     // The cluster is told that this engine drains until it is gone.
-    let (_internal_stop, never) = watch::channel(false);
-    let internal_serving =
-        tokio::spawn(server::serve(internal, internal_router, None, ConnectionLimits::internal(), never));
+    let (internal_stop, internal_stopped) = watch::channel(false);
+    let internal_limits = ConnectionLimits::internal();
+    let mut internal_serving =
+        tokio::spawn(server::serve(internal, internal_router, None, internal_limits, internal_stopped));
     let code = tokio::select! {
         code = engine_ended(engine.clone()) => code?,
         () = told_to_stop() => {
@@ -124,11 +127,26 @@ async fn run(settings: &Settings) -> Result<ExitCode> {
     let grace = if code == ExitCode::SUCCESS { Duration::from_secs(settings.shutdown_timeout) } else { FAILURE_GRACE };
     // Cut streams give their blocks back, so that those can be put down.
     finish(serving, grace).await?;
+    finish_inside(&engine, grace).await;
     if code == ExitCode::SUCCESS {
         drain_blocks(&engine, settings).await;
     }
+    internal_stop.send_replace(true);
+    drop(tokio::time::timeout(INTERNAL_GRACE, &mut internal_serving).await);
     internal_serving.abort();
     Ok(code)
+}
+
+/// Lets the requests finish that routers brought: their streams are continued elsewhere, whole answers are not.
+async fn finish_inside(engine: &EngineHandle, grace: Duration) {
+    let all_done = async {
+        while engine.num_in_engine() > 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    if tokio::time::timeout(grace, all_done).await.is_err() {
+        tracing::warn!(grace_s = grace.as_secs(), "requests of routers were still running and are cut");
+    }
 }
 
 /// Puts the engine's KV blocks where a replacement finds them.

@@ -133,7 +133,7 @@ impl Driven {
                     EngineEvent::Finished { reason, num_generated, .. } => {
                         assert_eq!((reason, num_generated), (FinishReason::Length, tokens[id.0 as usize].len()));
                     }
-                    EngineEvent::Prompt { .. } => {}
+                    EngineEvent::Resumed { .. } | EngineEvent::Prompt { .. } => {}
                     EngineEvent::Failed(error) => panic!("request {id:?}: {error}"),
                 }
             }

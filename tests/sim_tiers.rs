@@ -37,6 +37,7 @@ async fn answer(engine: &EngineHandle, request: EngineRequest, most: usize) -> (
     let (mut tokens, mut cached, mut first) = (Vec::new(), 0, Duration::ZERO);
     while let Some(event) = generation.next().await {
         match event {
+            EngineEvent::Resumed { .. } => {}
             EngineEvent::Prompt { num_cached_tokens, .. } => (cached, first) = (num_cached_tokens, started.elapsed()),
             EngineEvent::Token { token_id, .. } => tokens.push(token_id),
             EngineEvent::Finished { .. } => break,

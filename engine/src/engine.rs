@@ -6,15 +6,18 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use crate::announcer::Announcement;
 use crate::batch::{Choice, ModelInput, Selected, Selection, TokenLogprob};
 use crate::detokenizer::Detokenizer;
 use crate::event::{EngineEvent, RequestError};
 use crate::kv::{BlockCopies, StagedBlock};
 use crate::sampler;
+use crate::sampling_params::SamplingParams;
 use crate::scheduler::{Scheduled, Scheduler, Wanted};
 use crate::sequence::{EngineRequest, FinishReason, RequestId, Sequence};
 use crate::step_rate::StepRate;
 use crate::tokenizer::Tokenizer;
+use protocol::BlockHash;
 
 /// Bounds of one engine.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -23,6 +26,29 @@ pub struct EngineLimits {
     pub max_model_len: usize,
     /// Seconds that a step may take while streams run.
     pub max_step_s: f64,
+}
+
+impl EngineLimits {
+    /// The text that a token adds to an answer of `lens.0` tokens with it, to a prompt of `lens.1`, and whether it ends it.
+    fn decoded(
+        &self,
+        tokenizer: &Tokenizer,
+        params: &SamplingParams,
+        detokenizer: &mut Detokenizer,
+        token: u32,
+        lens: (usize, usize),
+    ) -> (String, Option<FinishReason>) {
+        let is_early = lens.0 <= params.min_tokens;
+        let ends = sampler::ends(params, token, tokenizer.eos_token_ids());
+        let is_full = lens.0 >= params.max_tokens || lens.0 + lens.1 >= self.max_model_len;
+        let text = if ends { String::new() } else { detokenizer.push(tokenizer, token, !is_early) };
+        let reason = if ends || detokenizer.is_stopped() {
+            Some(FinishReason::Stop)
+        } else {
+            is_full.then_some(FinishReason::Length)
+        };
+        (text, reason)
+    }
 }
 
 /// The engine's state.
@@ -81,13 +107,51 @@ impl Engine {
         Self { scheduler, tokenizer, answers: HashMap::new(), limits, rate: StepRate::default(), wanted: Vec::new() }
     }
 
-    /// Takes a request that was checked at the door.
-    pub fn add(&mut self, id: RequestId, request: EngineRequest) {
+    /// Takes a request that was checked at the door; what is to be told of it at once. One that another engine began goes on
+    /// from its tokens, which are replayed: penalties, stop texts and incomplete characters are as they were there.
+    pub fn add(&mut self, id: RequestId, request: EngineRequest) -> Vec<EngineEvent> {
         let params = &request.params;
-        let detokenizer = Detokenizer::new(&params.stop, params.include_stop);
+        let mut detokenizer = Detokenizer::new(&params.stop, params.include_stop);
+        let mut events = Vec::new();
+        if !request.generated.is_empty() {
+            let (text, reason) = self.replay(&request, &mut detokenizer);
+            let num_generated = request.generated.len();
+            events.push(EngineEvent::Resumed { text, num_generated });
+            if let Some(reason) = reason {
+                let text = detokenizer.finish();
+                events.push(EngineEvent::Finished { reason, text, num_generated });
+                return events;
+            }
+        }
         self.answers.insert(id, Answer { detokenizer, prompt_logprobs: Vec::new(), has_tokens: false });
         let block_size = self.scheduler.blocks().block_size();
         self.scheduler.add(Sequence::new(id, request, block_size));
+        events
+    }
+
+    /// The text of a request's tokens so far, and whether they end it.
+    fn replay(&self, request: &EngineRequest, detokenizer: &mut Detokenizer) -> (String, Option<FinishReason>) {
+        let EngineRequest { prompt, params, generated, .. } = request;
+        let mut text = String::new();
+        for (&token, num_generated) in generated.iter().zip(1..) {
+            let (part, reason) =
+                self.limits.decoded(&self.tokenizer, params, detokenizer, token, (num_generated, prompt.len()));
+            text.push_str(&part);
+            if reason.is_some() {
+                return (text, reason);
+            }
+        }
+        (text, None)
+    }
+
+    /// From now on what is held of prompt chains is told by [`Self::take_changes`].
+    pub fn keep_changes(&mut self) {
+        self.scheduler.keep_changes();
+    }
+
+    /// Names that blocks have lost since this was last called, then chunks that are held since then.
+    pub fn take_changes(&mut self) -> (Vec<BlockHash>, Vec<Announcement>) {
+        self.scheduler.take_changes()
     }
 
     /// Drops a request and frees its blocks.
@@ -232,17 +296,10 @@ impl Engine {
             events.push((id, EngineEvent::Prompt { num_cached_tokens, logprobs }));
         }
         sequence.push(token);
-        let params = &sequence.params;
-        let num_generated = sequence.num_generated();
-        let is_early = num_generated <= params.min_tokens;
-        let ends = sampler::ends(params, token, self.tokenizer.eos_token_ids());
-        let is_full = num_generated >= params.max_tokens || sequence.tokens.len() >= self.limits.max_model_len;
-        let text = if ends { String::new() } else { answer.detokenizer.push(&self.tokenizer, token, !is_early) };
-        let reason = if ends || answer.detokenizer.is_stopped() {
-            Some(FinishReason::Stop)
-        } else {
-            is_full.then_some(FinishReason::Length)
-        };
+        let (num_generated, prompt_len) = (sequence.num_generated(), sequence.prompt_len);
+        let detokenizer = &mut answer.detokenizer;
+        let lens = (num_generated, prompt_len);
+        let (text, reason) = self.limits.decoded(&self.tokenizer, &sequence.params, detokenizer, token, lens);
         events.push((id, EngineEvent::Token { text, token_id: token, logprob }));
         if let Some(reason) = reason {
             let text = answer.detokenizer.finish();

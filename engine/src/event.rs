@@ -8,6 +8,13 @@ use crate::sequence::FinishReason;
 /// What a request's reader receives.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EngineEvent {
+    /// The tokens that another engine generated have been replayed: before all else, where there are any.
+    Resumed {
+        /// Their text, as far as it is certain.
+        text: String,
+        /// How many there are.
+        num_generated: usize,
+    },
     /// The prompt has been computed: the first event.
     Prompt {
         /// Tokens that were found in the cache.

@@ -5,6 +5,7 @@
 //! `model_runner` runs `model` over the `ops` of a device (`kernels` record the WGSL of the `shaders` crate), `sampler`
 //! picks the token, `detokenizer` makes it text, and `server` streams it.
 
+pub mod announcer;
 pub mod batch;
 pub mod chat_template;
 pub mod config;

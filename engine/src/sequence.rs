@@ -3,10 +3,12 @@
 //! Owned by the scheduler from arrival to finish; knows no text and no channel.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use protocol::{BlockHash, Salt};
 
+use crate::announcer::{Announcement, PromptChunk};
 use crate::kv::{BlockName, BlockTable, Staged};
 use crate::sampling_params::SamplingParams;
 
@@ -46,6 +48,10 @@ pub struct EngineRequest {
     pub cache_salt: String,
     /// It fails if it is not finished within this time of its arrival.
     pub timeout: Option<Duration>,
+    /// Tokens that another engine generated before this one goes on.
+    pub generated: Vec<u32>,
+    /// Where the chunks of the prompt's chain end.
+    pub chunks: Arc<[PromptChunk]>,
 }
 
 /// How often a token has been seen.
@@ -84,6 +90,9 @@ pub struct Sequence {
     pub params: SamplingParams,
     /// Tokens seen, where penalties need them.
     pub counts: HashMap<u32, TokenCount>,
+    chunks: Arc<[PromptChunk]>,
+    /// How many of them have been told.
+    num_told_chunks: usize,
     block_size: usize,
     root: BlockHash,
     block_hashes: Vec<BlockHash>,
@@ -92,13 +101,13 @@ pub struct Sequence {
 impl Sequence {
     /// An answer that has not started.
     pub fn new(id: RequestId, request: EngineRequest, block_size: usize) -> Self {
-        let EngineRequest { prompt, params, priority, cache_salt, timeout: _ } = request;
+        let EngineRequest { prompt, params, priority, cache_salt, timeout: _, generated, chunks } = request;
         let root = BlockHash::root(&Salt { adapter: None, cache_salt });
         let mut counts: HashMap<u32, TokenCount> = HashMap::new();
         if params.has_penalties() {
             counts.extend(prompt.iter().map(|&token| (token, TokenCount { in_prompt: true, generated: 0 })));
         }
-        Self {
+        let mut sequence = Self {
             id,
             priority,
             prompt_len: prompt.len(),
@@ -114,7 +123,34 @@ impl Sequence {
             root,
             block_hashes: root.chain(&prompt, block_size),
             tokens: prompt,
-        }
+            chunks,
+            num_told_chunks: 0,
+        };
+        generated.into_iter().for_each(|token| sequence.push(token));
+        sequence.prefill_len = sequence.tokens.len();
+        sequence
+    }
+
+    /// The next of its chunks whose block is among its first `num_named`, and was not told before.
+    pub fn next_held_chunk(&mut self, num_named: usize) -> Option<Announcement> {
+        let chunk = *self.chunks.get(self.num_told_chunks)?;
+        let index = chunk.block_index(self.block_size);
+        let block = *self.block_hashes.get(index).filter(|_| index < num_named)?;
+        self.num_told_chunks += 1;
+        Some(Announcement { chunk, block })
+    }
+
+    /// It lost its blocks: what was told of them is void when they get others' contents.
+    pub fn tell_chunks_again(&mut self) {
+        self.num_told_chunks = 0;
+    }
+
+    /// All of its chunks, with the blocks that its tokens put them into.
+    pub fn announcements(&self) -> impl Iterator<Item = Announcement> + '_ {
+        self.chunks.iter().filter_map(|&chunk| {
+            let block = *self.block_hashes.get(chunk.block_index(self.block_size))?;
+            Some(Announcement { chunk, block })
+        })
     }
 
     /// Appends a generated token.

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use super::handle::{Admitted, Deadline, Submission};
 use super::tiers::{self, Command};
 use super::{EngineState, EngineStats};
+use crate::announcer::Announcer;
 use crate::engine::{Engine, Step};
 use crate::event::{EngineEvent, RequestError};
 use crate::metrics::{EngineMetrics, FinishedRequest};
@@ -36,6 +37,8 @@ pub(super) struct EngineLoop {
     /// Whether there was nothing to do when last looked, though requests are here: they wait for blocks.
     is_held: bool,
     num_lost: u64,
+    /// What routers are told of the pool.
+    pub(super) announcer: Announcer,
 }
 
 /// What the loop waits for while it has nothing to do.
@@ -81,6 +84,7 @@ impl EngineLoop {
             draining: None,
             is_held: false,
             num_lost: 0,
+            announcer: Announcer::default(),
         }
     }
 
@@ -92,6 +96,7 @@ impl EngineLoop {
         state: &watch::Sender<EngineState>,
     ) {
         self.know_blocks(&runner);
+        self.engine.keep_changes();
         loop {
             match self.turn(&mut runner, &mut receiver).await {
                 Ok(true) => {}
@@ -229,7 +234,9 @@ impl EngineLoop {
             max_tokens: request.params.max_tokens,
         };
         self.readers.insert(id, reader);
-        self.engine.add(id, request);
+        let events = self.engine.add(id, request);
+        self.contradict(id);
+        events.into_iter().for_each(|event| self.deliver(id, event));
     }
 
     /// Drops requests whose readers are gone or whose time is over.
@@ -263,7 +270,7 @@ impl EngineLoop {
     fn deliver(&mut self, id: RequestId, event: EngineEvent) {
         let Some(reader) = self.readers.get_mut(&id) else { return };
         let reason = match &event {
-            EngineEvent::Prompt { .. } => None,
+            EngineEvent::Resumed { .. } | EngineEvent::Prompt { .. } => None,
             EngineEvent::Token { .. } => {
                 reader.note_token(&self.metrics);
                 None
@@ -280,6 +287,7 @@ impl EngineLoop {
 
     /// Tells what a step left behind, and how long it took.
     fn publish<R: StepRunner>(&mut self, runner: &R, step: Option<(usize, usize, Duration)>) {
+        self.announce();
         let scheduler = self.engine.scheduler();
         let blocks = scheduler.blocks();
         let num_used_blocks = blocks.num_blocks() - blocks.num_free_blocks();

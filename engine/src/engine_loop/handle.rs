@@ -12,11 +12,11 @@ use tokio::time::Instant;
 
 use super::tiers::Command;
 use super::{EngineState, EngineStats};
+use crate::announcer::{Announcement, Subscription};
 use crate::event::{EngineEvent, RequestError};
 use crate::kv::BLOCK_SIZE;
 use crate::metrics::EngineMetrics;
 use crate::offload::PoolStore;
-use crate::sampling_params::SamplingParams;
 use crate::sequence::{EngineRequest, RequestId};
 
 /// An engine's sizes, fixed at start.
@@ -163,6 +163,19 @@ impl EngineHandle {
         }
     }
 
+    /// What is held of prompt chains, and every change from now on; `None` where the engine has ended.
+    pub(crate) async fn subscribe(&self) -> Option<Subscription> {
+        let (reply, subscription) = oneshot::channel();
+        self.commands.send(Command::Subscribe { reply }).await.ok()?;
+        subscription.await.ok()
+    }
+
+    /// Tells routers of chunks, as far as their blocks are held.
+    pub(crate) async fn announce(&self, announcements: Vec<Announcement>) {
+        // An engine that has ended holds nothing.
+        drop(self.commands.send(Command::Announce(announcements)).await);
+    }
+
     /// Requests inside, waiting or running.
     pub fn num_in_engine(&self) -> usize {
         self.in_engine.load(Ordering::Relaxed)
@@ -186,7 +199,7 @@ impl EngineHandle {
         &self,
         request: &EngineRequest,
         wanted: usize,
-        vary: impl Fn(usize, &mut SamplingParams),
+        vary: impl Fn(usize, &mut EngineRequest),
     ) -> Result<Vec<Generation>, RequestError> {
         match self.state() {
             EngineState::Ready(_) => {}
@@ -198,7 +211,7 @@ impl EngineHandle {
         if self.stats.borrow().refuses {
             return Err(RequestError::Refused);
         }
-        self.check(&request.prompt, &request.params)?;
+        self.check(request)?;
         let limit = self.shape.max_queue + self.shape.max_num_seqs;
         if wanted > limit {
             return Err(RequestError::TooManyAnswers { wanted, limit });
@@ -211,8 +224,8 @@ impl EngineHandle {
         let arrived = Instant::now();
         let submit = |(index, admitted): (usize, Admitted)| {
             let mut request = request.clone();
-            vary(index, &mut request.params);
-            let (sender, events) = mpsc::channel(request.params.max_tokens + 3);
+            vary(index, &mut request);
+            let (sender, events) = mpsc::channel(request.params.max_tokens + 4);
             let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
             // A time that no clock can tell is no deadline.
             let at = |timeout| Some(Deadline { at: arrived.checked_add(timeout)?, timeout });
@@ -226,7 +239,8 @@ impl EngineHandle {
         admitted.into_iter().enumerate().map(submit).collect()
     }
 
-    fn check(&self, prompt: &[u32], params: &SamplingParams) -> Result<(), RequestError> {
+    fn check(&self, request: &EngineRequest) -> Result<(), RequestError> {
+        let EngineRequest { prompt, params, generated, .. } = request;
         let Shape { max_model_len, num_blocks, vocab_size, .. } = *self.shape;
         let (prompt_len, max_tokens) = (prompt.len(), params.max_tokens);
         if prompt.is_empty() {
@@ -241,7 +255,12 @@ impl EngineHandle {
             return Err(RequestError::NeverFits { prompt: prompt_len, max_tokens, capacity });
         }
         let biased: Vec<u32> = params.logit_bias.iter().map(|(token, _)| *token).collect();
-        let all = [("prompt", prompt), ("logit_bias", &biased[..]), ("stop_token_ids", &params.stop_token_ids[..])];
+        let all = [
+            ("prompt", &prompt[..]),
+            ("logit_bias", &biased[..]),
+            ("stop_token_ids", &params.stop_token_ids[..]),
+            ("generated", &generated[..]),
+        ];
         for (param, ids) in all {
             if let Some(&id) = ids.iter().find(|&&id| id as usize >= vocab_size) {
                 return Err(RequestError::UnknownToken { param, id, vocab_size });

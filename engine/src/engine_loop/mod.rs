@@ -4,6 +4,7 @@
 //! loop never waits for a reader (a request's channel holds all it can ever send); a request whose reader is gone is
 //! dropped before the next step, so its blocks are free within one; when the device fails every request hears of it.
 
+mod announcements;
 mod driver;
 mod handle;
 mod tiers;

@@ -8,6 +8,7 @@ use protocol::{BlockHash, BlockKey, KvFrame};
 use tokio::sync::oneshot;
 
 use super::driver::EngineLoop;
+use crate::announcer::{Announcement, Subscription};
 use crate::kv::{BlockCopies, BlockId};
 use crate::model_runner::StepRunner;
 use crate::offload::{BlockKind, PoolJob, Staging};
@@ -23,6 +24,10 @@ pub(crate) enum Command {
     Pool(PoolJob),
     /// To put the blocks of the pool down; the answer comes when they are.
     Drain { reply: oneshot::Sender<()> },
+    /// To tell routers of chunks, as far as their blocks are held: an answer has made them.
+    Announce(Vec<Announcement>),
+    /// To be told what is held of prompt chains.
+    Subscribe { reply: oneshot::Sender<Subscription> },
 }
 
 impl EngineLoop {
@@ -102,6 +107,10 @@ impl EngineLoop {
             }
             Command::Pool(PoolJob::Get { keys, reply }) => {
                 let _gone = reply.send(self.copy_out(&keys, runner)?);
+            }
+            Command::Announce(announcements) => self.announce_held(announcements),
+            Command::Subscribe { reply } => {
+                let _gone = reply.send(self.announcer.subscribe());
             }
             Command::Drain { reply } => match &self.offload {
                 Some(offload) if offload.outlives() => self.draining = Some(reply),

@@ -210,6 +210,21 @@ impl BlockManager {
         table.block_ids.iter().for_each(|&block_id| self.pool.set_preempted(block_id));
     }
 
+    /// How many of a table's blocks, from the first, are there under their names.
+    pub fn num_named(&self, table: &BlockTable) -> usize {
+        table.num_named
+    }
+
+    /// From now on names that are lost are told by [`Self::take_forgotten`].
+    pub fn keep_forgotten(&mut self) {
+        self.pool.keep_forgotten();
+    }
+
+    /// Names that blocks have lost since this was last called.
+    pub fn take_forgotten(&mut self) -> Vec<BlockHash> {
+        self.pool.take_forgotten()
+    }
+
     /// Takes the names of a table's blocks, so that nobody starts with their contents.
     pub fn forget_names(&mut self, table: &BlockTable) {
         table.block_ids.iter().for_each(|&block_id| self.pool.forget_name(block_id));

@@ -50,6 +50,8 @@ pub struct BlockPool {
     /// Whether `evicted` is kept, and how many at most.
     max_evicted: usize,
     num_lost: u64,
+    /// Names that blocks have lost, where somebody asks for them.
+    forgotten: Option<Vec<BlockHash>>,
 }
 
 impl BlockPool {
@@ -66,6 +68,7 @@ impl BlockPool {
             evicted: Vec::new(),
             max_evicted: 0,
             num_lost: 0,
+            forgotten: None,
         };
         (0..num_blocks as BlockId).for_each(|block_id| pool.link_last(block_id));
         pool
@@ -181,7 +184,7 @@ impl BlockPool {
         assert_eq!(block.ref_count, 0, "block {block_id} was on the free list with {} holders", block.ref_count);
         block.ref_count = 1;
         if let Some(named) = block.named.take() {
-            self.by_hash.remove(&named.name.hash);
+            self.unname(&named);
             self.note_evicted(block_id, named);
         }
         Some(block_id)
@@ -236,8 +239,25 @@ impl BlockPool {
     /// Takes a block's name, if it has one.
     pub fn forget_name(&mut self, block_id: BlockId) {
         if let Some(named) = self.blocks[block_id as usize].named.take() {
-            self.by_hash.remove(&named.name.hash);
+            self.unname(&named);
         }
+    }
+
+    fn unname(&mut self, named: &Named) {
+        self.by_hash.remove(&named.name.hash);
+        if let Some(forgotten) = &mut self.forgotten {
+            forgotten.push(named.name.hash);
+        }
+    }
+
+    /// From now on names that are lost are told by [`Self::take_forgotten`].
+    pub fn keep_forgotten(&mut self) {
+        self.forgotten.get_or_insert_default();
+    }
+
+    /// Names that blocks have lost since this was last called.
+    pub fn take_forgotten(&mut self) -> Vec<BlockHash> {
+        self.forgotten.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     fn link_last(&mut self, block_id: BlockId) {

@@ -8,12 +8,16 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
+use crate::announcer::Announcement;
 use crate::kv::{BlockCopies, BlockManager, BlockName, BlockTable, Load, Staged};
 use crate::sequence::{RequestId, Sequence};
 use protocol::BlockHash;
 
+mod schedule;
 #[cfg(test)]
 mod tests;
+
+pub use schedule::{Place, Schedule, Scheduled, Wanted};
 
 /// Waiting sequences that a step passes over because their prefix is being computed: each costs a look-up of its prefix.
 const MAX_HELD: usize = 16;
@@ -40,50 +44,6 @@ pub struct SchedulerLimits {
     pub enable_prefix_caching: bool,
     /// Whether there are tiers below the pool.
     pub has_tiers: bool,
-}
-
-/// A sequence's place in every queue: the lower goes first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
-    priority: i32,
-    arrival: u64,
-}
-
-/// One sequence's share of a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Scheduled {
-    /// The sequence.
-    pub id: RequestId,
-    /// Where it stands among those that run.
-    pub place: Place,
-    /// Tokens to compute, from its first that is not.
-    pub num_tokens: usize,
-    /// Whether it is in decode.
-    pub is_decode: bool,
-}
-
-/// One step.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Schedule {
-    /// Shares, decodes first.
-    pub batch: Vec<Scheduled>,
-    /// Sequences that start or resume in it.
-    pub admitted: Vec<RequestId>,
-    /// Sequences that lost their blocks to it.
-    pub preempted: Vec<RequestId>,
-    /// Blocks that leave and arrive before it.
-    pub copies: BlockCopies,
-    /// Sequences whose next blocks the tiers are to be asked for; they are held back until they hear.
-    pub wanted: Vec<Wanted>,
-}
-
-/// Blocks that the pool lacks.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
-    /// Whose.
-    pub id: RequestId,
-    /// In order: each follows on the one before.
-    pub blocks: Vec<BlockName>,
 }
 
 /// Sums since the start.
@@ -118,6 +78,8 @@ pub struct Scheduler {
     places: HashMap<RequestId, Place>,
     num_arrived: u64,
     counters: SchedulerCounters,
+    /// Chunks whose blocks are held since this was last asked for; `None` where nobody asks.
+    held_chunks: Option<Vec<Announcement>>,
 }
 
 impl Scheduler {
@@ -128,7 +90,19 @@ impl Scheduler {
         }
         let (waiting, running, places) = (BTreeMap::new(), BTreeMap::new(), HashMap::new());
         let counters = SchedulerCounters::default();
-        Self { limits, blocks, waiting, running, places, num_arrived: 0, counters }
+        Self { limits, blocks, waiting, running, places, num_arrived: 0, counters, held_chunks: None }
+    }
+
+    /// From now on what is held of prompt chains is told by [`Self::take_changes`].
+    pub fn keep_changes(&mut self) {
+        self.blocks.keep_forgotten();
+        self.held_chunks.get_or_insert_default();
+    }
+
+    /// Names that blocks have lost since this was last called, then chunks that are held since then.
+    pub fn take_changes(&mut self) -> (Vec<BlockHash>, Vec<Announcement>) {
+        let held = self.held_chunks.as_mut().map(std::mem::take).unwrap_or_default();
+        (self.blocks.take_forgotten(), held)
     }
 
     /// Queues a sequence. Its request was checked at the door: it fits the empty pool.
@@ -181,6 +155,11 @@ impl Scheduler {
     /// Whether there is nothing to do.
     pub fn is_idle(&self) -> bool {
         self.places.is_empty()
+    }
+
+    /// A waiting sequence.
+    pub fn waiting(&self, id: RequestId) -> Option<&Sequence> {
+        self.places.get(&id).and_then(|place| self.waiting.get(place))
     }
 
     /// A running sequence.
@@ -295,6 +274,7 @@ impl Scheduler {
         self.blocks.free(std::mem::take(&mut sequence.block_table));
         // What was evicted meanwhile may be found below when it resumes.
         sequence.staged = Staged::Unasked;
+        sequence.tell_chunks_again();
         sequence.num_computed_tokens = 0;
         sequence.prefill_len = sequence.tokens.len();
         schedule.batch.retain(|scheduled| scheduled.place != place);
@@ -452,6 +432,10 @@ impl Scheduler {
             let name_of = |index| sequence.block_name(index);
             self.blocks.name_full_blocks(&mut table, sequence.num_computed_tokens, name_of);
             sequence.block_table = table;
+            if let Some(held) = &mut self.held_chunks {
+                let num_named = self.blocks.num_named(&sequence.block_table);
+                held.extend(std::iter::from_fn(|| sequence.next_held_chunk(num_named)));
+            }
         }
         Some(sequence)
     }

@@ -8,6 +8,7 @@ use futures_util::stream::{self, Stream, StreamExt};
 
 use super::Server;
 use super::auth::Caller;
+use super::conversation::Conversation;
 use super::error::ApiError;
 use crate::batch::TokenLogprob;
 use crate::engine_loop::Generation;
@@ -95,6 +96,8 @@ pub(super) async fn collect(generations: Vec<Generation>, mut account: Account) 
     while let Some((index, event)) = events.next().await {
         let answer = &mut answers[index];
         match event {
+            // Whole answers are not continued: nothing of them has been delivered.
+            EngineEvent::Resumed { .. } => {}
             EngineEvent::Prompt { num_cached_tokens, logprobs } => {
                 answer.num_cached_tokens = num_cached_tokens;
                 answer.prompt_logprobs = logprobs;
@@ -126,4 +129,11 @@ pub(super) fn best(mut answers: Vec<Answer>, n: usize) -> Vec<Answer> {
         answers.truncate(n);
     }
     answers
+}
+
+/// Announces a conversation with its one answer; of several none is the one that it goes on with.
+pub(super) fn announce(conversation: Option<Conversation>, answers: &[Answer]) {
+    if let (Some(conversation), [answer]) = (conversation, answers) {
+        conversation.answered(answer.text.clone(), answer.tokens.iter().map(|(token_id, _)| *token_id).collect());
+    }
 }

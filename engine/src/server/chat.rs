@@ -10,10 +10,14 @@ use protocol::openai::{
     ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ChatMessage, ChatRequest, Usage,
 };
 
+use serde_json::Value;
+
 use super::answer::{Account, Head, Token};
 use super::auth::Caller;
+use super::conversation::{ChainName, Conversation};
 use super::error::ApiError;
-use super::request::Wanted;
+use super::relayed::OfRouter;
+use super::request::{self, Wanted};
 use super::stream::{self, Chunks};
 use super::{Server, Shared, answer, logprobs};
 use crate::batch::TokenLogprob;
@@ -22,28 +26,38 @@ use crate::batch::TokenLogprob;
 pub(super) async fn chat_completions(
     State(server): Shared,
     Extension(caller): Extension<Caller>,
+    of_router: Option<Extension<OfRouter>>,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let request = server.parsed(body, ChatRequest::parse).await?;
+    let parse = |body: &Value| Ok((ChatRequest::parse(body)?, request::of_router(body, of_router.is_some())?));
+    let (mut request, handover) = server.parsed(body, parse).await?;
     server.check_model(request.model.as_deref())?;
-    let prompt = server.chat_prompt(request.messages, true).await?;
+    request::apply(handover.as_ref(), &mut request.sampling);
     let sampling = &request.sampling;
+    let model = server.called(request.model);
+    let name = ChainName { model: model.clone(), cache_salt: sampling.cache_salt.clone() };
+    let prompt = server.chat_prompt(request.messages, true, Some(name.clone())).await?;
     let wanted = Wanted {
         num_answers: sampling.n,
         logprobs: request.logprobs,
         prompt_logprobs: sampling.prompt_logprobs,
         default_max_tokens: None,
+        resume: handover.as_ref().map(|handover| handover.resume.clone()).unwrap_or_default(),
     };
-    let prompt_tokens = prompt.len();
-    let generations = server.generate(prompt, sampling, &wanted)?;
-    let head = server.head("chatcmpl", request.model);
+    let prompt_tokens = prompt.token_ids.len();
+    let generations = server.generate(&prompt, sampling, &wanted)?;
+    let head = server.head("chatcmpl", model, handover.as_ref());
+    let conversation = Conversation::keep(&server, prompt.content, name, &prompt.token_ids);
     if sampling.stream {
         let include_usage = sampling.include_usage;
         let has_logprobs = request.logprobs.is_some();
         let chunks = ChatChunks { server: Arc::clone(&server), head, prompt_tokens, include_usage, has_logprobs };
-        return Ok(stream::respond(generations, chunks, Account::open(&server, caller, prompt_tokens)));
+        let relayed = handover.map(|_| server.relayed(&wanted));
+        let account = Account::open(&server, caller, prompt_tokens);
+        return Ok(stream::respond(generations, chunks, account, relayed, conversation));
     }
     let answers = answer::collect(generations, Account::open(&server, caller, prompt_tokens)).await?;
+    answer::announce(conversation, &answers);
     let usage = server.usage(prompt_tokens, &answers);
     let first_logprobs = answers.first().filter(|_| sampling.prompt_logprobs.is_some());
     let prompt_logprobs = first_logprobs.map(|first| logprobs::prompt(&server.tokenizer, &first.prompt_logprobs));

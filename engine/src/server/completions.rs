@@ -8,11 +8,15 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use protocol::openai::{Completion, CompletionChoice, CompletionLogprobs, CompletionRequest, Prompt, Usage};
 
+use serde_json::Value;
+
 use super::answer::{Account, Answer, Head, Token};
 use super::auth::Caller;
+use super::conversation::{ChainName, Conversation};
 use super::error::ApiError;
 use super::logprobs::CompletionWriter;
-use super::request::Wanted;
+use super::relayed::OfRouter;
+use super::request::{self, Wanted};
 use super::stream::{self, Chunks};
 use super::{Server, Shared, answer, logprobs};
 use crate::batch::TokenLogprob;
@@ -24,15 +28,20 @@ const DEFAULT_MAX_TOKENS: usize = 16;
 pub(super) async fn completions(
     State(server): Shared,
     Extension(caller): Extension<Caller>,
+    of_router: Option<Extension<OfRouter>>,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let request = server.parsed(body, CompletionRequest::parse).await?;
+    let parse = |body: &Value| Ok((CompletionRequest::parse(body)?, request::of_router(body, of_router.is_some())?));
+    let (mut request, handover) = server.parsed(body, parse).await?;
     server.check_model(request.model.as_deref())?;
+    request::apply(handover.as_ref(), &mut request.sampling);
+    let model = server.called(request.model);
+    let name = ChainName { model: model.clone(), cache_salt: request.sampling.cache_salt.clone() };
     let text = match &request.prompt {
         Prompt::Text(text) if request.echo => Some(text.clone()),
         _ => None,
     };
-    let prompt = server.completion_prompt(request.prompt).await?;
+    let prompt = server.completion_prompt(request.prompt, name.clone()).await?;
     let sampling = &request.sampling;
     // Which of more answers are best is told by their log probabilities.
     let compares = request.best_of > sampling.n;
@@ -41,27 +50,32 @@ pub(super) async fn completions(
         logprobs: request.logprobs.or(compares.then_some(0)),
         prompt_logprobs: sampling.prompt_logprobs.max(request.logprobs.filter(|_| request.echo)),
         default_max_tokens: Some(DEFAULT_MAX_TOKENS),
+        resume: handover.as_ref().map(|handover| handover.resume.clone()).unwrap_or_default(),
     };
-    let prompt_tokens = prompt.len();
-    let first_token = prompt.first().copied();
-    let echoed = prompt.clone();
-    let generations = server.generate(prompt, sampling, &wanted)?;
+    let prompt_tokens = prompt.token_ids.len();
+    let first_token = prompt.token_ids.first().copied();
+    let generations = server.generate(&prompt, sampling, &wanted)?;
     let writer = Writer {
         server: Arc::clone(&server),
-        head: server.head("cmpl", request.model),
-        echo: first_token
-            .filter(|_| request.echo)
-            .map(|first_token| Echo { text: text.unwrap_or_else(|| server.tokenizer.decode(&echoed)), first_token }),
+        head: server.head("cmpl", model, handover.as_ref()),
+        echo: first_token.filter(|_| request.echo).map(|first_token| Echo {
+            text: text.unwrap_or_else(|| server.tokenizer.decode(&prompt.token_ids)),
+            first_token,
+        }),
         logprobs: request.logprobs.is_some(),
         prompt_logprobs: sampling.prompt_logprobs.is_some(),
         include_usage: sampling.include_usage,
         prompt_tokens,
         offsets: (0..request.best_of).map(|_| CompletionWriter::new()).collect(),
     };
+    let conversation = Conversation::keep(&server, prompt.content, name, &prompt.token_ids);
     if sampling.stream {
-        return Ok(stream::respond(generations, writer, Account::open(&server, caller, prompt_tokens)));
+        let relayed = handover.map(|_| server.relayed(&wanted));
+        let account = Account::open(&server, caller, prompt_tokens);
+        return Ok(stream::respond(generations, writer, account, relayed, conversation));
     }
     let answers = answer::collect(generations, Account::open(&server, caller, prompt_tokens)).await?;
+    answer::announce(conversation, &answers);
     let usage = server.usage(prompt_tokens, &answers);
     let mut answers = answers;
     let prompt_logprobs =
@@ -174,6 +188,12 @@ impl Chunks for Writer {
         let mut lists = self.logprobs.then(CompletionLogprobs::default).filter(|_| !tokens.is_empty());
         self.append(&mut lists, index, tokens);
         self.choice(index, text, lists, finish_reason)
+    }
+
+    fn skip(&mut self, index: usize, token_ids: &[u32]) {
+        if self.logprobs {
+            token_ids.iter().for_each(|&id| self.offsets[index].skip(&self.server.tokenizer, id));
+        }
     }
 
     fn usage(&self, num_cached: usize, num_generated: usize) -> Option<Completion> {

@@ -8,14 +8,15 @@ use std::sync::atomic::Ordering;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::{get, post};
-use axum::{Json, Router};
+use axum::{Extension, Json, Router};
 use cache_tier::http::KvService;
 use protocol::WorkerReport;
 use protocol::report::{Capacity, Load, Rates, Role};
 use serde_json::{Value, json};
 
-use super::auth::check_cluster_token;
-use super::{Server, Shared, health};
+use super::auth::{Caller, check_cluster_token};
+use super::relayed::OfRouter;
+use super::{Server, Shared, chat, completions, events, health, trace};
 use crate::engine_loop::EngineState;
 use crate::kv::BLOCK_SIZE;
 
@@ -23,10 +24,19 @@ use crate::kv::BLOCK_SIZE;
 pub fn internal_router(server: Arc<Server>, cluster_token: Option<&str>) -> Router {
     let engine = server.engine.clone();
     let kv = KvService::of_model(server.engine.kv_store(), Arc::new(move || engine.fingerprint()));
+    let generation = Router::new()
+        .route("/internal/v1/chat/completions", post(chat::chat_completions))
+        .route("/internal/v1/completions", post(completions::completions))
+        .layer(Extension(OfRouter))
+        .layer(Extension(Caller::router()))
+        .layer(axum::middleware::from_fn(trace::request_span))
+        .with_state(Arc::clone(&server));
     let closed = Router::new()
         .route("/internal/v1/report", get(report))
+        .route("/internal/v1/events", get(events::events))
         .route("/internal/v1/drain", post(drain))
         .with_state(Arc::clone(&server))
+        .merge(generation)
         .merge(kv.router());
     with_cluster_token(closed, cluster_token)
         .merge(

@@ -58,6 +58,11 @@ impl CompletionWriter {
         Self { offset: 0 }
     }
 
+    /// Passes over a token that another stream has told of.
+    pub(super) fn skip(&mut self, tokenizer: &Tokenizer, id: u32) {
+        self.offset += tokenizer.decode(&[id]).chars().count();
+    }
+
     /// Appends a token; the first of a prompt has no log probability.
     pub(super) fn push(
         &mut self,
@@ -67,7 +72,7 @@ impl CompletionWriter {
         logprob: Option<&TokenLogprob>,
     ) {
         lists.text_offset.push(self.offset);
-        self.offset += tokenizer.decode(&[id]).chars().count();
+        self.skip(tokenizer, id);
         lists.token_logprobs.push(logprob.map(|logprob| finite(logprob.logprob)));
         lists.top_logprobs.push(logprob.map(|logprob| top_and_own(tokenizer, id, logprob)));
         lists.tokens.push(token_text(tokenizer, id));

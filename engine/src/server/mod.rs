@@ -7,15 +7,19 @@
 mod answer;
 mod auth;
 mod body;
+mod chain;
 mod chat;
 mod completions;
 mod connection;
+mod conversation;
 mod error;
+mod events;
 mod health;
 mod internal;
 mod logprobs;
 mod models;
 mod prompt;
+mod relayed;
 mod request;
 mod stream;
 mod tls;
@@ -24,7 +28,7 @@ mod trace;
 
 use std::num::NonZero;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use axum::Router;
@@ -34,7 +38,7 @@ use axum::http::{HeaderValue, Method, Request, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, Semaphore, watch};
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
 use crate::chat_template::ChatTemplate;
@@ -84,7 +88,8 @@ pub struct Server {
     chat_template: Option<ChatTemplate>,
     config: ServerConfig,
     started_at_s: u64,
-    draining: AtomicBool,
+    draining: watch::Sender<bool>,
+    event_readers: events::NumReaders,
     drain_asked: Notify,
     /// Prompts being rendered and tokenised.
     preparing: Arc<Semaphore>,
@@ -109,7 +114,6 @@ impl Server {
         config: ServerConfig,
     ) -> Arc<Self> {
         let started_at_s = answer::unix_time_s();
-        let draining = AtomicBool::new(false);
         let preparing = Arc::new(Semaphore::new(std::thread::available_parallelism().map_or(1, NonZero::get)));
         let epoch = getrandom::u64().unwrap_or(started_at_s);
         Arc::new(Self {
@@ -119,7 +123,8 @@ impl Server {
             body_bytes: Arc::new(Semaphore::new(body::bytes_at_once(config.max_body_bytes))),
             config,
             started_at_s,
-            draining,
+            draining: watch::Sender::new(false),
+            event_readers: events::NumReaders::new(0),
             drain_asked: Notify::new(),
             preparing,
             epoch,
@@ -130,7 +135,7 @@ impl Server {
 
     /// From now on new requests are refused and `/ready` says no; running streams go on.
     pub fn drain(&self) {
-        self.draining.store(true, Ordering::Relaxed);
+        self.draining.send_replace(true);
     }
 
     /// Asks whoever runs the server to end it.
@@ -145,7 +150,7 @@ impl Server {
     }
 
     fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::Relaxed)
+        *self.draining.borrow()
     }
 
     /// The name reported in answers.

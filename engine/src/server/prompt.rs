@@ -7,38 +7,79 @@ use axum::http::StatusCode;
 use protocol::openai::{ChatRequest, Message, Prompt};
 
 use super::Server;
+use super::conversation::{ChainName, Content};
 use super::error::ApiError;
+use crate::announcer::PromptChunk;
+
+/// A prompt, ready for the engine.
+#[derive(Default)]
+pub(super) struct Prepared {
+    pub(super) token_ids: Vec<u32>,
+    /// Where the chunks of its chain end.
+    pub(super) chunks: Arc<[PromptChunk]>,
+    /// As it was sent.
+    pub(super) content: Content,
+}
 
 impl Server {
-    /// Token ids of a conversation, by the model's chat template.
+    /// A conversation's prompt, by the model's chat template; its chunks, where it has a name for routers.
     pub(super) async fn chat_prompt(
         self: &Arc<Self>,
         messages: Vec<Message>,
         add_generation_prompt: bool,
-    ) -> Result<Vec<u32>, ApiError> {
+        name: Option<ChainName>,
+    ) -> Result<Prepared, ApiError> {
         if self.chat_template.is_none() {
             let message = "this model's file has no chat template: use /v1/completions";
             return Err(ApiError::bad_request(message, "messages"));
         }
-        let len = messages.iter().map(Message::content_bytes).sum();
+        let len = messages.iter().map(|message| message.content().len()).sum();
         self.check_text_bytes(len, "messages")?;
         self.prepare(move |server| {
-            let Some(template) = &server.chat_template else { return Ok(Vec::new()) };
+            let Some(template) = &server.chat_template else { return Ok(Prepared::default()) };
             let text = template
                 .render(&ChatRequest::messages_value(&messages), add_generation_prompt)
                 .map_err(|error| ApiError::bad_request(error.to_string(), "messages"))?;
             // The template writes the special tokens itself.
-            server.encode(&text, false, "messages")
+            let token_ids = server.encode(&text, false, "messages")?;
+            let content = Content::Messages(messages);
+            let chunks = name.map(|name| content.chunks(server, &name, &text, &token_ids, 0)).unwrap_or_default();
+            Ok(Prepared { token_ids, chunks: chunks.into(), content })
         })
         .await
     }
 
-    /// Token ids of a prompt that may be text.
-    pub(super) async fn completion_prompt(self: &Arc<Self>, prompt: Prompt) -> Result<Vec<u32>, ApiError> {
+    /// A completion's prompt, which may be text.
+    pub(super) async fn completion_prompt(
+        self: &Arc<Self>,
+        prompt: Prompt,
+        name: ChainName,
+    ) -> Result<Prepared, ApiError> {
         match prompt {
-            Prompt::TokenIds(ids) => Ok(ids),
-            Prompt::Text(text) => self.text_prompt(text, true).await,
+            Prompt::TokenIds(token_ids) => {
+                let chunks = Content::TokenIds.chunks(self, &name, "", &token_ids, 0).into();
+                Ok(Prepared { token_ids, chunks, content: Content::TokenIds })
+            }
+            Prompt::Text(text) => {
+                self.check_text_bytes(text.len(), "prompt")?;
+                self.prepare(move |server| {
+                    let token_ids = server.encode(&text, true, "prompt")?;
+                    let num_leading = server.num_leading(&text, &token_ids);
+                    let content = Content::Text(text.clone());
+                    let chunks = content.chunks(server, &name, &text, &token_ids, num_leading).into();
+                    Ok(Prepared { token_ids, chunks, content })
+                })
+                .await
+            }
         }
+    }
+
+    /// Tokens before those of a text: the beginning-of-sequence token, where the tokeniser put it there.
+    pub(super) fn num_leading(&self, text: &str, token_ids: &[u32]) -> usize {
+        let is_bos = token_ids.first().is_some_and(|&first| Some(first) == self.tokenizer.bos_token_id());
+        let is_in_text =
+            is_bos && token_ids.first().is_some_and(|&bos| text.starts_with(&self.tokenizer.decode(&[bos])));
+        usize::from(is_bos && !is_in_text)
     }
 
     /// Token ids of a text.
@@ -64,7 +105,7 @@ impl Server {
     }
 
     /// Templates and tokenising take long for long texts: they run beside the async workers, a few at a time.
-    async fn prepare<T: Send + 'static>(
+    pub(super) async fn prepare<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Self) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {

@@ -1,14 +1,19 @@
 //! From a parsed request to the engine's: limits that the server sets, the seed that it draws, one sequence an answer.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::StatusCode;
+use protocol::Handover;
+use protocol::handover::Progress;
 use protocol::openai::{FieldError, SamplingFields, Usage};
+use serde_json::Value;
 
-use super::Server;
 use super::answer::{self, Answer, Head};
 use super::error::ApiError;
+use super::prompt::Prepared;
 use super::trace::record_usage;
+use super::{Server, relayed};
 use crate::engine_loop::Generation;
 use crate::sampling_params::SamplingParams;
 use crate::sequence::EngineRequest;
@@ -20,16 +25,33 @@ pub(super) struct Wanted {
     pub(super) prompt_logprobs: Option<usize>,
     /// `None` is what is left of the context.
     pub(super) default_max_tokens: Option<usize>,
+    /// By answer, how far other engines came with it.
+    pub(super) resume: Vec<Progress>,
+}
+
+/// What a router says beside the request, where one asks.
+pub(super) fn of_router(body: &Value, is_router: bool) -> Result<Option<Handover>, FieldError> {
+    is_router.then(|| relayed::of_body(body)).transpose()
+}
+
+/// Puts what a router decided into a request's fields.
+pub(super) fn apply(handover: Option<&Handover>, fields: &mut SamplingFields) {
+    let Some(handover) = handover else { return };
+    fields.seed = fields.seed.or(handover.seed);
+    if let Some(cache_salt) = &handover.cache_salt {
+        fields.cache_salt.clone_from(cache_salt);
+    }
 }
 
 impl Server {
     /// Hands a request's answers to the engine.
     pub(super) fn generate(
         &self,
-        prompt: Vec<u32>,
+        prompt: &Prepared,
         fields: &SamplingFields,
         wanted: &Wanted,
     ) -> Result<Vec<Generation>, ApiError> {
+        let (prompt, chunks) = (prompt.token_ids.clone(), Arc::clone(&prompt.chunks));
         let is_chat = wanted.default_max_tokens.is_none();
         let max_model_len = self.engine.max_model_len();
         if fields.max_tokens.is_none() && prompt.len() >= max_model_len {
@@ -49,11 +71,15 @@ impl Server {
         let asked = fields.timeout_s.map(Duration::from_secs_f64);
         let timeout = [asked, self.config.max_request_time].into_iter().flatten().min();
         let (priority, cache_salt) = (fields.priority, fields.cache_salt.clone());
-        let request = EngineRequest { prompt, params, priority, cache_salt, timeout };
-        let generations = self.engine.generate_all(&request, wanted.num_answers, |choice, params| {
+        let request = EngineRequest { prompt, params, priority, cache_salt, timeout, generated: Vec::new(), chunks };
+        let generations = self.engine.generate_all(&request, wanted.num_answers, |choice, request| {
+            let params = &mut request.params;
             params.choice = choice as u64;
             // Those of the first answer's prompt are those of all.
             params.prompt_logprobs = params.prompt_logprobs.filter(|_| choice == 0 || fields.stream);
+            if let Some(progress) = wanted.resume.get(choice) {
+                request.generated.clone_from(&progress.token_ids);
+            }
         })?;
         self.engine.metrics().asked(wanted.num_answers);
         Ok(generations)
@@ -107,10 +133,17 @@ impl Server {
         })
     }
 
-    /// The head of an answer to a request for `model`.
-    pub(super) fn head(&self, prefix: &str, model: Option<String>) -> Head {
-        let model = model.unwrap_or_else(|| self.model_name().to_owned());
-        Head { id: answer::new_id(prefix), created: answer::unix_time_s(), model }
+    /// The head of an answer to a request for `model`: a router's, where it gave one.
+    pub(super) fn head(&self, prefix: &str, model: String, handover: Option<&Handover>) -> Head {
+        match handover.filter(|handover| !handover.id.is_empty()) {
+            Some(handover) => Head { id: handover.id.clone(), created: handover.created, model },
+            None => Head { id: answer::new_id(prefix), created: answer::unix_time_s(), model },
+        }
+    }
+
+    /// What the request calls the model.
+    pub(super) fn called(&self, model: Option<String>) -> String {
+        model.unwrap_or_else(|| self.model_name().to_owned())
     }
 
     /// A whole request's tokens.

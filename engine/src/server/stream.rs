@@ -12,10 +12,13 @@ use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt;
 use futures_util::stream::{self, Stream};
+use protocol::handover::Progress;
 use serde::Serialize;
 
 use super::answer::{Account, Events, Token, merged};
+use super::conversation::Conversation;
 use super::error::ApiError;
+use super::relayed::{self, Relayed};
 use super::trace::record_usage;
 use crate::batch::TokenLogprob;
 use crate::engine_loop::Generation;
@@ -43,6 +46,8 @@ pub(super) trait Chunks: Send + 'static {
         tokens: &[Token],
         finish_reason: Option<&'static str>,
     ) -> Self::Chunk;
+    /// Passes over tokens that another stream has told of.
+    fn skip(&mut self, _index: usize, _token_ids: &[u32]) {}
     /// After the end of all, where asked for.
     fn usage(&self, num_cached: usize, num_generated: usize) -> Option<Self::Chunk>;
 }
@@ -55,17 +60,41 @@ struct Streaming<C> {
     num_cached: Option<usize>,
     account: Account,
     ended: bool,
+    /// Of a stream to a router.
+    relayed: Option<Relayed>,
+    /// The one answer so far, where it is to be announced.
+    answer: Option<(Conversation, String, Vec<u32>)>,
     /// Open until the stream has ended.
     span: tracing::Span,
 }
 
 /// A streamed response.
-pub(super) fn respond<C: Chunks>(generations: Vec<Generation>, chunks: C, account: Account) -> Response {
+pub(super) fn respond<C: Chunks>(
+    generations: Vec<Generation>,
+    chunks: C,
+    account: Account,
+    relayed: Option<Relayed>,
+    conversation: Option<Conversation>,
+) -> Response {
     let num_left = generations.len();
-    let ready = (0..num_left).filter_map(|index| chunks.first(index)).map(|chunk| data(&chunk)).collect();
-    let events = merged(generations);
-    let (num_cached, ended, span) = (None, false, tracing::Span::current());
-    let state = Streaming { events, chunks, ready, num_left, num_cached, account, ended, span };
+    let answer = conversation.filter(|_| num_left == 1).map(|conversation| (conversation, String::new(), Vec::new()));
+    let mut state = Streaming {
+        events: merged(generations),
+        chunks,
+        ready: VecDeque::new(),
+        num_left,
+        num_cached: None,
+        account,
+        ended: false,
+        relayed,
+        answer,
+        span: tracing::Span::current(),
+    };
+    for index in 0..num_left {
+        if let Some(chunk) = state.chunks.first(index).filter(|_| !state.before(index).begun) {
+            state.send(index, &chunk, 0, false);
+        }
+    }
     let sse = Sse::new(to_sse(state)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE));
     let mut response = sse.into_response();
     // nginx buffers a response unless told not to.
@@ -82,31 +111,73 @@ fn to_sse<C: Chunks>(state: Streaming<C>) -> impl Stream<Item = Result<Event, In
             if state.ended {
                 return None;
             }
-            let event = state.events.next().await;
-            state.take(event);
+            tokio::select! {
+                event = state.events.next() => state.take(event),
+                () = drained(&mut state.relayed) => state.hand_off(),
+            }
         }
     })
 }
 
+/// Waits until a stream is to be continued elsewhere: for ever where there is no elsewhere.
+async fn drained(relayed: &mut Option<Relayed>) {
+    match relayed {
+        Some(relayed) => relayed.drained().await,
+        None => std::future::pending().await,
+    }
+}
+
 impl<C: Chunks> Streaming<C> {
+    fn before(&self, index: usize) -> Progress {
+        self.relayed.as_ref().map(|relayed| relayed.before(index).clone()).unwrap_or_default()
+    }
+
+    /// Puts an event on its way that delivers so many bytes of an answer's text.
+    fn send(&mut self, index: usize, chunk: &C::Chunk, text_bytes: usize, finished: bool) {
+        let event = match &mut self.relayed {
+            Some(relayed) => relayed.event(index, text_bytes, finished),
+            None => Event::default(),
+        };
+        self.ready.push_back(with_data(event, chunk));
+    }
+
     fn take(&mut self, event: Option<(usize, EngineEvent)>) {
         let Some((index, event)) = event else {
             return self.fail(RequestError::EngineFailed("its thread has ended".into()));
         };
         match event {
+            EngineEvent::Resumed { text, num_generated } => self.resume(index, &text, num_generated),
             EngineEvent::Prompt { num_cached_tokens, logprobs } => {
                 self.num_cached = Some(self.num_cached.map_or(num_cached_tokens, |least| least.min(num_cached_tokens)));
-                self.ready.extend(self.chunks.prompt(index, &logprobs).map(|chunk| data(&chunk)));
+                let chunk = self.chunks.prompt(index, &logprobs);
+                if let Some(chunk) = chunk.filter(|_| !self.before(index).begun) {
+                    self.send(index, &chunk, 0, false);
+                }
             }
             EngineEvent::Token { text, token_id, logprob } => {
                 self.account.generated += 1;
+                if let Some((_, answer, token_ids)) = &mut self.answer {
+                    answer.push_str(&text);
+                    token_ids.push(token_id);
+                }
+                if let Some(relayed) = &mut self.relayed {
+                    relayed.note_token(index, token_id);
+                }
                 if !text.is_empty() || self.chunks.wants_every_token() {
+                    let text_bytes = text.len();
                     let chunk = self.chunks.tokens(index, text, &[(token_id, logprob)], None);
-                    self.ready.push_back(data(&chunk));
+                    self.send(index, &chunk, text_bytes, false);
                 }
             }
             EngineEvent::Finished { reason, text, .. } => {
-                self.ready.push_back(data(&self.chunks.tokens(index, text, &[], Some(reason.as_str()))));
+                if !self.before(index).finished {
+                    if let Some((_, answer, _)) = &mut self.answer {
+                        answer.push_str(&text);
+                    }
+                    let text_bytes = text.len();
+                    let chunk = self.chunks.tokens(index, text, &[], Some(reason.as_str()));
+                    self.send(index, &chunk, text_bytes, true);
+                }
                 self.num_left -= 1;
                 if self.num_left == 0 {
                     self.end();
@@ -116,11 +187,45 @@ impl<C: Chunks> Streaming<C> {
         }
     }
 
+    /// Goes on where another engine's stream was cut: what of the text was not delivered is.
+    fn resume(&mut self, index: usize, text: &str, num_generated: usize) {
+        self.account.generated += num_generated;
+        let Progress { token_ids, text_bytes, finished, .. } = self.before(index);
+        self.chunks.skip(index, &token_ids);
+        if let Some((_, answer, all)) = &mut self.answer {
+            answer.push_str(text);
+            all.extend(token_ids);
+        }
+        if finished {
+            return;
+        }
+        match text.get(text_bytes..) {
+            None => self.fail(RequestError::EngineFailed(format!(
+                "{text_bytes} bytes were delivered of an answer that has {} so far",
+                text.len()
+            ))),
+            Some("") => {}
+            Some(rest) => {
+                let chunk = self.chunks.tokens(index, rest.to_owned(), &[], None);
+                self.send(index, &chunk, rest.len(), false);
+            }
+        }
+    }
+
+    /// Leaves the rest to another engine. What was generated and not delivered is generated there again.
+    fn hand_off(&mut self) {
+        self.ended = true;
+        self.ready.push_back(relayed::hand_off());
+    }
+
     fn end(&mut self) {
         self.ended = true;
         let (cached, generated) = (self.num_cached.unwrap_or(0), self.account.generated);
         record_usage(&self.span, self.account.prompt_tokens, generated);
         self.ready.extend(self.chunks.usage(cached, generated).map(|chunk| data(&chunk)));
+        if let Some((conversation, text, token_ids)) = self.answer.take() {
+            conversation.answered(text, token_ids);
+        }
         self.ready.push_back(Event::default().data("[DONE]"));
     }
 
@@ -131,6 +236,10 @@ impl<C: Chunks> Streaming<C> {
 }
 
 fn data(chunk: &impl Serialize) -> Event {
-    let event = Event::default().json_data(chunk);
-    event.unwrap_or_else(|error| Event::default().data(format!("{{\"error\":{{\"message\":\"{error}\"}}}}")))
+    with_data(Event::default(), chunk)
+}
+
+fn with_data(event: Event, chunk: &impl Serialize) -> Event {
+    let failed = |error: axum::Error| Event::default().data(format!("{{\"error\":{{\"message\":\"{error}\"}}}}"));
+    event.json_data(chunk).unwrap_or_else(failed)
 }

@@ -21,7 +21,7 @@ pub(super) async fn tokenize(State(server): Shared, body: Body) -> Result<Json<V
         }
         None if fields.get("messages").is_some() => {
             let add_generation_prompt = fields.bool("add_generation_prompt")?.unwrap_or(true);
-            server.chat_prompt(Message::parse_all(&body)?, add_generation_prompt).await?
+            server.chat_prompt(Message::parse_all(&body)?, add_generation_prompt, None).await?.token_ids
         }
         None => return Err(FieldError::new("prompt", "is required, or `messages`").into()),
     };

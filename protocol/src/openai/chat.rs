@@ -67,16 +67,16 @@ pub(super) fn messages(fields: Fields<'_>) -> Result<Vec<Message>, FieldError> {
 }
 
 impl Message {
-    /// Bytes of its text.
-    pub fn content_bytes(&self) -> usize {
-        self.0.get("content").and_then(Value::as_str).map_or(0, str::len)
+    /// Its text.
+    pub fn content(&self) -> &str {
+        self.0.get("content").and_then(Value::as_str).unwrap_or_default()
     }
 
     /// Adds it to a prompt's chain.
     pub fn extend(&self, chain: &mut PromptChain) {
-        let text = |name: &str| self.0.get(name).and_then(Value::as_str).unwrap_or_default();
+        let role = self.0.get("role").and_then(Value::as_str).unwrap_or_default();
         let rest = self.0.iter().filter(|(name, _)| !matches!(name.as_str(), "role" | "content"));
-        chain.push_message(text("role"), text("content"), rest);
+        chain.push_message(role, self.content(), rest);
     }
 
     /// The `messages` of any request body that has them.

@@ -1,0 +1,149 @@
+//! What passes between a router and an engine beside the client's request and the answer, so that another engine can go on.
+//!
+//! The router adds one field to the body; the engine, on its internal listener only, puts a comment line before each event of
+//! a stream, which tells what has been delivered with it. Invariant: a stream that is cut after any event can be continued
+//! from the last comment, so that every token is delivered once.
+
+use serde::{Deserialize, Serialize};
+
+/// The field of the body.
+pub const FIELD: &str = "pagoda";
+/// The comment that ends a stream whose engine goes away: the router is to continue it elsewhere.
+pub const HAND_OFF: &str = "pagoda hand-off";
+
+/// What a router adds to a request.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Handover {
+    /// Of the answer, whichever engines give it.
+    pub id: String,
+    /// When the request came, seconds since 1970.
+    pub created: u64,
+    /// Drawn where the client chose none, so that every engine draws the same tokens.
+    pub seed: Option<u64>,
+    /// In place of the client's.
+    pub cache_salt: Option<String>,
+    /// By answer, what has been delivered; empty for a request that begins.
+    pub resume: Vec<Progress>,
+}
+
+/// How far an answer has come.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Progress {
+    /// Tokens generated.
+    pub token_ids: Vec<u32>,
+    /// Bytes of their text that have been delivered.
+    pub text_bytes: usize,
+    /// Whether anything has been: a role, or the prompt where it is echoed.
+    pub begun: bool,
+    /// Whether its end has been.
+    pub finished: bool,
+}
+
+/// What one event of a stream delivers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Delivery {
+    /// Which answer.
+    pub index: usize,
+    /// Bytes of the answer's text with it.
+    pub text_bytes: usize,
+    /// Whether it is the answer's end.
+    pub finished: bool,
+    /// Tokens since the last.
+    pub token_ids: Vec<u32>,
+}
+
+impl Delivery {
+    /// The comment's text: `pagoda INDEX BYTES END TOKEN,TOKEN,...`, END being 1 or 0.
+    pub fn encode(&self) -> String {
+        use std::fmt::Write;
+        let Self { index, text_bytes, finished, token_ids } = self;
+        let mut text = format!("pagoda {index} {text_bytes} {} ", u8::from(*finished));
+        for (at, token) in token_ids.iter().enumerate() {
+            // Writing to a string does not fail.
+            let _written = write!(text, "{}{token}", if at == 0 { "" } else { "," });
+        }
+        text
+    }
+
+    /// Reads a comment; `None` where it is another.
+    pub fn parse(comment: &str) -> Option<Self> {
+        let mut words = comment.strip_prefix("pagoda ")?.split(' ');
+        let index = words.next()?.parse().ok()?;
+        let text_bytes = words.next()?.parse().ok()?;
+        let finished = match words.next()? {
+            "0" => false,
+            "1" => true,
+            _ => return None,
+        };
+        let list = words.next()?;
+        let ids = list.split(',').filter(|id| !id.is_empty()).map(str::parse);
+        Some(Self { index, text_bytes, finished, token_ids: ids.collect::<Result<_, _>>().ok()? })
+    }
+}
+
+impl Progress {
+    /// Adds what an event has delivered.
+    pub fn note(&mut self, delivery: &Delivery) {
+        self.token_ids.extend_from_slice(&delivery.token_ids);
+        self.text_bytes = delivery.text_bytes;
+        self.begun = true;
+        self.finished = delivery.finished;
+    }
+}
+
+impl Handover {
+    /// A body with this as its last field, so that it stands above one of that name that the client sent. The body is a JSON
+    /// object.
+    pub fn added_to(&self, body: &[u8]) -> Vec<u8> {
+        let trimmed = body.trim_ascii_end();
+        let object = trimmed.strip_suffix(b"}").unwrap_or(trimmed);
+        let is_empty = object.trim_ascii() == b"{";
+        // It is numbers and texts, and always has a JSON.
+        let own = serde_json::to_vec(self).unwrap_or_default();
+        let parts = [object, if is_empty { &b""[..] } else { b"," }, b"\"", FIELD.as_bytes(), b"\":", &own, b"}"];
+        parts.concat()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn a_comment_is_read_as_it_was_written_and_no_other_is() {
+        for token_ids in [vec![], vec![7], vec![1, 2, 49_151]] {
+            let delivery = Delivery { index: 3, text_bytes: 120, finished: token_ids.is_empty(), token_ids };
+            assert_eq!(Delivery::parse(&delivery.encode()), Some(delivery));
+        }
+        for other in ["", "keep-alive", HAND_OFF, "pagoda 1 2 3 4", "pagoda 1 2 0", "pagoda 1 2 0 x", "pagoda -1 2 0 1"]
+        {
+            assert_eq!(Delivery::parse(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_field_of_that_name_from_the_client_is_not_heard() {
+        let handover = Handover { id: "chatcmpl-1".into(), created: 5, ..Default::default() };
+        for body in [r#"{"a": {"b": "}"}} "#, "{ }", r#"{"pagoda": {"id": "forged", "resume": [{}]}}"#] {
+            let added: Value = serde_json::from_slice(&handover.added_to(body.as_bytes())).unwrap();
+            assert_eq!(added[FIELD]["id"], json!("chatcmpl-1"));
+            assert_eq!(added[FIELD]["resume"], json!([]));
+            let (before, added) = (serde_json::from_str::<Value>(body).unwrap(), added.as_object().unwrap());
+            assert!(before.as_object().unwrap().keys().all(|key| added.contains_key(key)));
+        }
+    }
+
+    #[test]
+    fn progress_is_the_sum_of_deliveries() {
+        let mut progress = Progress::default();
+        progress.note(&Delivery { index: 0, text_bytes: 0, finished: false, token_ids: vec![] });
+        progress.note(&Delivery { index: 0, text_bytes: 5, finished: false, token_ids: vec![1, 2] });
+        progress.note(&Delivery { index: 0, text_bytes: 9, finished: true, token_ids: vec![3] });
+        let expected = Progress { token_ids: vec![1, 2, 3], text_bytes: 9, begun: true, finished: true };
+        assert_eq!(progress, expected);
+    }
+}
