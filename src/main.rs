@@ -4,10 +4,12 @@
 
 mod cache;
 mod devices;
+mod explain;
 mod flags;
 mod logging;
 mod model;
 mod pull;
+mod route;
 mod run;
 mod serve;
 mod settings;
@@ -34,6 +36,10 @@ enum Command {
     Run(Box<run::RunArgs>),
     /// Serve the OpenAI API over HTTP.
     Serve(Box<serve::ServeArgs>),
+    /// Route requests to many engines behind one address.
+    Route(Box<route::RouteArgs>),
+    /// Ask a router how it would route a request, and why.
+    Explain(explain::ExplainArgs),
     /// Keep KV blocks on a disk for many engines, or look after a directory of them.
     Cache(Box<cache::CacheArgs>),
     /// List the devices that can run models, and what `auto` takes.
@@ -50,6 +56,8 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Run(args) => run::run(*args),
         Command::Serve(args) => serve::serve(*args),
+        Command::Route(args) => route::route(*args),
+        Command::Explain(args) => explain::explain(args),
         Command::Cache(args) => cache::cache(*args),
         Command::Devices => devices::devices(),
         Command::Pull => pull::pull(),

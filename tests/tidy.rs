@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 /// Folders with our sources.
-const FOLDERS: [&str; 7] = ["src", "protocol", "shaders", "cache-tier", "engine", "tests", "benches"];
+const FOLDERS: [&str; 8] = ["src", "protocol", "shaders", "cache-tier", "engine", "router", "tests", "benches"];
 const MAX_FILE_LINES: usize = 500;
 const MAX_FUNCTION_LINES: usize = 70;
 

@@ -11,6 +11,44 @@ pub const FIELD: &str = "pagoda";
 /// The comment that ends a stream whose engine goes away: the router is to continue it elsewhere.
 pub const HAND_OFF: &str = "pagoda hand-off";
 
+/// The header of a whole answer, and the last comment of a stream: what an answer used.
+pub const USED_HEADER: &str = "x-pagoda-used";
+
+/// Tokens of an answer, for whoever compares what was expected with what came.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Used {
+    /// Of the prompt.
+    pub prompt_tokens: usize,
+    /// Of those, what was found in a cache.
+    pub cached_tokens: usize,
+    /// Of the answer.
+    pub completion_tokens: usize,
+}
+
+impl Used {
+    /// Three numbers.
+    pub fn encode(&self) -> String {
+        format!("{} {} {}", self.prompt_tokens, self.cached_tokens, self.completion_tokens)
+    }
+
+    /// As a comment.
+    pub fn comment(&self) -> String {
+        format!("pagoda used {}", self.encode())
+    }
+
+    /// Reads three numbers.
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut numbers = text.split(' ').map(str::parse);
+        let mut next = || numbers.next()?.ok();
+        Some(Self { prompt_tokens: next()?, cached_tokens: next()?, completion_tokens: next()? })
+    }
+
+    /// Reads a comment; `None` where it is another.
+    pub fn of_comment(comment: &str) -> Option<Self> {
+        Self::parse(comment.strip_prefix("pagoda used ")?)
+    }
+}
+
 /// What a router adds to a request.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -135,6 +173,16 @@ mod tests {
             let (before, added) = (serde_json::from_str::<Value>(body).unwrap(), added.as_object().unwrap());
             assert!(before.as_object().unwrap().keys().all(|key| added.contains_key(key)));
         }
+    }
+
+    #[test]
+    fn what_was_used_is_read_as_it_was_written() {
+        let used = Used { prompt_tokens: 10, cached_tokens: 0, completion_tokens: 7 };
+        assert_eq!((Used::parse(&used.encode()), Used::of_comment(&used.comment())), (Some(used), Some(used)));
+        assert_eq!(
+            (Used::parse("1 2"), Used::of_comment("pagoda 1 2 0 3"), Delivery::parse(&used.comment())),
+            (None, None, None)
+        );
     }
 
     #[test]

@@ -19,10 +19,20 @@ const MAX_LABELS: usize = 100;
 /// Paths that supervisors and scrapers ask without a key.
 const OPEN_PATHS: [&str; 3] = ["/health", "/ready", "/metrics"];
 
+/// A key.
+#[derive(Clone, Debug)]
+struct Key {
+    /// In metrics.
+    label: Arc<str>,
+    /// Whose it is: keys of one name are one tenant's.
+    tenant: Arc<str>,
+    hash: blake3::Hash,
+}
+
 /// The keys that open the API.
 #[derive(Clone, Debug, Default)]
 pub struct ApiKeys {
-    keys: Vec<(Arc<str>, blake3::Hash)>,
+    keys: Vec<Key>,
 }
 
 impl ApiKeys {
@@ -34,12 +44,9 @@ impl ApiKeys {
         if key.is_empty() {
             return Err("an API key is empty".into());
         }
-        let name = match name {
-            _ if self.keys.len() >= MAX_LABELS => "other".into(),
-            Some(name) => name.into(),
-            None => format!("key-{}", self.keys.len() + 1).into(),
-        };
-        self.keys.push((name, blake3::hash(key.as_bytes())));
+        let tenant: Arc<str> = name.map_or_else(|| format!("key-{}", self.keys.len() + 1).into(), Arc::from);
+        let label = if self.keys.len() >= MAX_LABELS { "other".into() } else { Arc::clone(&tenant) };
+        self.keys.push(Key { label, tenant, hash: blake3::hash(key.as_bytes()) });
         Ok(())
     }
 
@@ -71,11 +78,19 @@ impl ApiKeys {
         self.keys.is_empty()
     }
 
-    /// The name of the key that a request carries.
+    /// The name by which metrics tell a request's key.
     fn name(&self, headers: &HeaderMap) -> Option<Arc<str>> {
+        self.key(headers).map(|key| Arc::clone(&key.label))
+    }
+
+    /// Whose key a request carries.
+    pub fn tenant(&self, headers: &HeaderMap) -> Option<Arc<str>> {
+        self.key(headers).map(|key| Arc::clone(&key.tenant))
+    }
+
+    fn key(&self, headers: &HeaderMap) -> Option<&Key> {
         let given = blake3::hash(bearer(headers)?);
-        let matching = |(name, key): &(Arc<str>, blake3::Hash)| (*key == given).then(|| Arc::clone(name));
-        self.keys.iter().fold(None, |found, key| matching(key).or(found))
+        self.keys.iter().fold(None, |found, key| if key.hash == given { Some(key) } else { found })
     }
 }
 

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
-use axum::{Extension, Json};
+use axum::response::Response;
 use protocol::openai::{
     ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ChatMessage, ChatRequest, Usage,
 };
@@ -70,7 +70,9 @@ pub(super) async fn chat_completions(
     let choices = answers.into_iter().enumerate().map(choice).collect();
     let Head { id, created, model } = head;
     let object = "chat.completion";
-    Ok(Json(ChatCompletion { id, object, created, model, choices, usage, prompt_logprobs }).into_response())
+    let used = request::used(&usage);
+    let whole = ChatCompletion { id, object, created, model, choices, usage, prompt_logprobs };
+    Ok(request::whole(whole, used, of_router.is_some()))
 }
 
 struct ChatChunks {

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
-use axum::{Extension, Json};
+use axum::response::Response;
 use protocol::openai::{Completion, CompletionChoice, CompletionLogprobs, CompletionRequest, Prompt, Usage};
 
 use serde_json::Value;
@@ -81,7 +81,8 @@ pub(super) async fn completions(
     let prompt_logprobs =
         answers.first_mut().map(|first| std::mem::take(&mut first.prompt_logprobs)).unwrap_or_default();
     let best = answer::best(answers, sampling.n);
-    Ok(Json(writer.whole(best, &prompt_logprobs, usage)).into_response())
+    let used = request::used(&usage);
+    Ok(request::whole(writer.whole(best, &prompt_logprobs, usage), used, of_router.is_some()))
 }
 
 /// A prompt that the answer begins with.

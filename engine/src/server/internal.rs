@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use super::auth::{Caller, check_cluster_token};
 use super::relayed::OfRouter;
-use super::{Server, Shared, chat, completions, events, health, trace};
+use super::{Server, Shared, chat, completions, events, health, tokenize, trace};
 use crate::engine_loop::EngineState;
 use crate::kv::BLOCK_SIZE;
 
@@ -27,6 +27,8 @@ pub fn internal_router(server: Arc<Server>, cluster_token: Option<&str>) -> Rout
     let generation = Router::new()
         .route("/internal/v1/chat/completions", post(chat::chat_completions))
         .route("/internal/v1/completions", post(completions::completions))
+        .route("/internal/v1/tokenize", post(tokenize::tokenize))
+        .route("/internal/v1/detokenize", post(tokenize::detokenize))
         .layer(Extension(OfRouter))
         .layer(Extension(Caller::router()))
         .layer(axum::middleware::from_fn(trace::request_span))

@@ -3,10 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::StatusCode;
+use axum::Json;
+use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
 use protocol::Handover;
-use protocol::handover::Progress;
+use protocol::handover::{Progress, USED_HEADER, Used};
 use protocol::openai::{FieldError, SamplingFields, Usage};
+use serde::Serialize;
 use serde_json::Value;
 
 use super::answer::{self, Answer, Head};
@@ -32,6 +35,24 @@ pub(super) struct Wanted {
 /// What a router says beside the request, where one asks.
 pub(super) fn of_router(body: &Value, is_router: bool) -> Result<Option<Handover>, FieldError> {
     is_router.then(|| relayed::of_body(body)).transpose()
+}
+
+/// What an answer used, for a router.
+pub(super) fn used(usage: &Usage) -> Used {
+    Used {
+        prompt_tokens: usage.prompt_tokens,
+        cached_tokens: usage.prompt_tokens_details.cached_tokens,
+        completion_tokens: usage.completion_tokens,
+    }
+}
+
+/// A whole answer; what it used is told to a router in a header.
+pub(super) fn whole(answer: impl Serialize, used: Used, is_router: bool) -> Response {
+    let mut response = Json(answer).into_response();
+    if let Some(value) = is_router.then(|| HeaderValue::try_from(used.encode()).ok()).flatten() {
+        response.headers_mut().insert(HeaderName::from_static(USED_HEADER), value);
+    }
+    response
 }
 
 /// Puts what a router decided into a request's fields.

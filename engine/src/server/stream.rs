@@ -12,7 +12,7 @@ use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt;
 use futures_util::stream::{self, Stream};
-use protocol::handover::Progress;
+use protocol::handover::{Progress, Used};
 use serde::Serialize;
 
 use super::answer::{Account, Events, Token, merged};
@@ -226,7 +226,14 @@ impl<C: Chunks> Streaming<C> {
         if let Some((conversation, text, token_ids)) = self.answer.take() {
             conversation.answered(text, token_ids);
         }
-        self.ready.push_back(Event::default().data("[DONE]"));
+        self.ready.push_back(match self.relayed {
+            Some(_) => {
+                let prompt_tokens = self.account.prompt_tokens;
+                let used = Used { prompt_tokens, cached_tokens: cached, completion_tokens: generated };
+                Event::default().comment(used.comment()).data("[DONE]")
+            }
+            None => Event::default().data("[DONE]"),
+        });
     }
 
     fn fail(&mut self, error: RequestError) {

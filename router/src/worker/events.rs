@@ -1,0 +1,140 @@
+//! Following a Pagoda engine: its stream of events into the index and its state, again and again.
+//!
+//! A task a worker, started by the fleet. Invariants: what was known under another epoch, or before a gap, is replaced as a whole
+//! by the next snapshot, and until then stands: a view that is old picks a slower worker, nothing worse.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::header::{AUTHORIZATION, HOST};
+use hyper::{Request, StatusCode};
+use protocol::WorkerEvent;
+use protocol::worker_event::{EventDecoder, EventError};
+
+use super::connection::UpstreamError;
+use super::{STALE_AFTER, Worker};
+use crate::fleet::Shared;
+
+/// Between two tries to reach a worker.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// For a connection and the head of the answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Why a stream of events ended.
+#[derive(Debug, thiserror::Error)]
+enum StreamError {
+    #[error(transparent)]
+    Upstream(#[from] UpstreamError),
+    #[error("answered with {0}")]
+    Status(StatusCode),
+    #[error("broke: {0}")]
+    Broken(#[from] hyper::Error),
+    #[error("said nothing for {0:?}")]
+    Silent(Duration),
+    #[error(transparent)]
+    Event(#[from] EventError),
+    #[error("change {found} came where {expected} was due")]
+    Gap { expected: u64, found: u64 },
+    #[error("began with something else than a hello")]
+    NoHello,
+    #[error("ended")]
+    Ended,
+    #[error("the request is none: {0}")]
+    Request(#[from] hyper::http::Error),
+}
+
+/// Follows a worker until the task is ended.
+pub async fn follow(worker: Arc<Worker>, shared: Arc<Shared>) {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let mut reached = false;
+        let ended = stream(&worker, &shared, &mut reached).await;
+        worker.lost();
+        if reached {
+            pause = FIRST_PAUSE;
+            shared.metrics.resyncs.with_label_values(&[&worker.name]).inc();
+        }
+        if let Err(error) = ended {
+            if reached {
+                tracing::warn!(worker = %worker.name, %error, "the worker's events stopped");
+            } else {
+                tracing::debug!(worker = %worker.name, %error, "the worker is not reached");
+            }
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+async fn stream(worker: &Arc<Worker>, shared: &Shared, reached: &mut bool) -> Result<(), StreamError> {
+    let mut request = Request::get("/internal/v1/events").header(HOST, worker.upstream.address());
+    if let Some(authorization) = &worker.config.authorization {
+        request = request.header(AUTHORIZATION, authorization);
+    }
+    let sent = worker.upstream.send(request.body(Full::default())?);
+    let answer = tokio::time::timeout(ANSWER_TIMEOUT, sent).await;
+    let (response, _connection) = answer.map_err(|_| StreamError::Silent(ANSWER_TIMEOUT))??.into_parts();
+    if response.status() != StatusCode::OK {
+        return Err(StreamError::Status(response.status()));
+    }
+    let mut events = Events { body: response.into_body(), decoder: EventDecoder::default() };
+    let WorkerEvent::Hello { mut sequence, report, .. } = events.next().await? else {
+        return Err(StreamError::NoHello);
+    };
+    // A number of its own: the old one answers until all of the snapshot is there.
+    let Some(slot) = shared.slots.take() else { return Err(StreamError::Ended) };
+    loop {
+        match events.next().await {
+            Ok(WorkerEvent::Snapshot(chunks)) => shared.index.store(slot, &chunks),
+            Ok(WorkerEvent::SnapshotEnd) => break,
+            Ok(_) => {}
+            Err(error) => {
+                shared.forget(slot);
+                return Err(error);
+            }
+        }
+    }
+    shared.forget(worker.set_slot(slot));
+    *reached = true;
+    tracing::info!(worker = %worker.name, models = ?report.models, device = report.device, "a worker is followed");
+    worker.report(*report);
+    loop {
+        match events.next().await? {
+            WorkerEvent::Change { sequence: found, removed, stored } => {
+                if found != sequence + 1 {
+                    return Err(StreamError::Gap { expected: sequence + 1, found });
+                }
+                sequence = found;
+                shared.metrics.events.inc_by((removed.len() + stored.len()) as u64);
+                shared.index.remove(slot, &removed);
+                shared.index.store(slot, &stored);
+                worker.heard();
+            }
+            WorkerEvent::Report(report) => worker.report(*report),
+            WorkerEvent::Hello { .. } | WorkerEvent::Snapshot(_) | WorkerEvent::SnapshotEnd => {}
+        }
+    }
+}
+
+struct Events {
+    body: Incoming,
+    decoder: EventDecoder,
+}
+
+impl Events {
+    async fn next(&mut self) -> Result<WorkerEvent, StreamError> {
+        loop {
+            if let Some(event) = self.decoder.next_event()? {
+                return Ok(event);
+            }
+            let frame = tokio::time::timeout(STALE_AFTER, self.body.frame()).await;
+            let frame = frame.map_err(|_| StreamError::Silent(STALE_AFTER))?.ok_or(StreamError::Ended)??;
+            let piece: Bytes = frame.into_data().unwrap_or_default();
+            self.decoder.push(&piece);
+        }
+    }
+}
