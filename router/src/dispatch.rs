@@ -82,6 +82,13 @@ pub(crate) fn models(worker: &Worker) -> Vec<String> {
     worker.told().report.map_or_else(|| worker.config.models.clone(), |report| report.models.clone())
 }
 
+/// An answer that has begun.
+enum Begun {
+    Stream(Box<Relay>),
+    /// One that comes whole, or a refusal.
+    Whole(Box<Leg>),
+}
+
 /// How a request went, for log and metrics.
 pub(crate) struct Outcome {
     pub(crate) began: Instant,
@@ -163,16 +170,11 @@ impl Router {
         uncached: f64,
         outcome: &Outcome,
     ) -> Result<Response, LegError> {
-        let leg = self.open(asked, worker, uncached).await?;
-        let status = leg.head.status();
-        let is_refusal = status.is_client_error() && status != StatusCode::TOO_MANY_REQUESTS;
-        if status != StatusCode::OK && !is_refusal {
-            return Err(LegError::Status(status));
-        }
-        if asked.stream && status == StatusCode::OK {
-            let relay = Relay::begin(Arc::clone(self), asked.clone(), leg, held, outcome).await?;
-            return Ok(relay.into_response());
-        }
+        let leg = match self.begin(asked, worker, held, uncached, outcome).await? {
+            Begun::Stream(relay) => return Ok(relay.into_response()),
+            Begun::Whole(leg) => leg,
+        };
+        let (status, worker) = (leg.head.status(), &Arc::clone(leg.worker()));
         let used = leg.used();
         let headers = leg.head.headers().clone();
         let (body, in_flight) = leg.whole().await?;
@@ -183,7 +185,7 @@ impl Router {
         self.remember(asked, worker);
         let first = outcome.began.elapsed().as_secs_f64();
         self.fleet.shared().metrics.ttft.with_label_values(&[&worker.name]).observe(first);
-        self.ended(asked, Some(worker), outcome, if is_refusal { "client-error" } else { "ok" });
+        self.ended(asked, Some(worker), outcome, if status.is_success() { "ok" } else { "client-error" });
         let mut response = Response::new(Body::from(body));
         *response.status_mut() = status;
         for name in [CONTENT_TYPE, RETRY_AFTER] {
@@ -193,6 +195,72 @@ impl Router {
         }
         response.headers_mut().insert(HeaderName::from_static(REQUEST_ID), asked.request_id.clone());
         Ok(response)
+    }
+
+    /// A try, or two: with `hedge_after` a second worker is asked when the first has brought no token by then, and the first
+    /// that does has it.
+    async fn begin(
+        self: &Arc<Self>,
+        asked: &Asked,
+        worker: &Arc<Worker>,
+        held: f64,
+        uncached: f64,
+        outcome: &Outcome,
+    ) -> Result<Begun, LegError> {
+        let first = self.begin_at(asked, worker, held, uncached, outcome);
+        let Some(after) = self.config.hedge_after.filter(|_| asked.stream) else { return first.await };
+        let mut first = std::pin::pin!(first);
+        if let Ok(begun) = tokio::time::timeout(after, &mut first).await {
+            return begun;
+        }
+        let choice = self.choose(asked, &[Arc::clone(&worker.name)]);
+        let Some((rival, held, uncached)) = choice.order().next() else { return first.await };
+        let hedges = &self.fleet.shared().metrics.hedges;
+        hedges.with_label_values(&["asked"]).inc();
+        let mut second = std::pin::pin!(self.begin_at(asked, rival, held, uncached, outcome));
+        // Who fails leaves it to the other.
+        tokio::select! {
+            begun = &mut first => match begun {
+                Ok(begun) => Ok(begun),
+                Err(error) => {
+                    self.failed(worker, &error);
+                    second.await
+                }
+            },
+            begun = &mut second => match begun {
+                Ok(begun) => {
+                    hedges.with_label_values(&["won"]).inc();
+                    Ok(begun)
+                }
+                Err(error) => {
+                    self.failed(rival, &error);
+                    first.await
+                }
+            },
+        }
+    }
+
+    async fn begin_at(
+        self: &Arc<Self>,
+        asked: &Asked,
+        worker: &Arc<Worker>,
+        held: f64,
+        uncached: f64,
+        outcome: &Outcome,
+    ) -> Result<Begun, LegError> {
+        let leg = self.open(asked, worker, uncached).await?;
+        let status = leg.head.status();
+        if status == StatusCode::OK && asked.stream {
+            return Ok(Begun::Stream(Box::new(
+                Relay::begin(Arc::clone(self), asked.clone(), leg, held, outcome).await?,
+            )));
+        }
+        let is_refusal = status.is_client_error() && status != StatusCode::TOO_MANY_REQUESTS;
+        if status == StatusCode::OK || is_refusal {
+            Ok(Begun::Whole(Box::new(leg)))
+        } else {
+            Err(LegError::Status(status))
+        }
     }
 
     /// Sends a request to a worker, and notes that it will come to hold the prompt.

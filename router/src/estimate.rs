@@ -14,6 +14,8 @@ use crate::index::{Held, Index, Slot};
 
 /// Our engines tell by then.
 const BRIDGE: Duration = Duration::from_secs(5);
+/// How often it is looked for what is too old.
+const LOOK: Duration = Duration::from_millis(500);
 /// Chunks of one of our engines.
 const MAX_BRIDGED: usize = 16 << 10;
 /// Chunks of another server: 32 MB of text, some eight million tokens.
@@ -26,6 +28,8 @@ struct Sent {
     queue: VecDeque<(u64, Instant)>,
     /// When each was sent last.
     last: HashMap<u64, Instant>,
+    /// Whether the worker tells what it holds.
+    tells: bool,
 }
 
 impl Sent {
@@ -45,11 +49,13 @@ impl Sent {
 pub struct Estimates {
     index: Index,
     sent: Mutex<HashMap<Slot, Sent>>,
+    /// When it was last looked for what is too old.
+    looked: Mutex<Option<Instant>>,
 }
 
 impl Default for Estimates {
     fn default() -> Self {
-        Self { index: Index::new(usize::MAX), sent: Mutex::default() }
+        Self { index: Index::new(usize::MAX), sent: Mutex::default(), looked: Mutex::default() }
     }
 }
 
@@ -69,9 +75,9 @@ impl Estimates {
         let now = Instant::now();
         let mut all = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
         let sent = all.entry(slot).or_default();
+        sent.tells = tells;
         let mut gone = Vec::new();
-        let is_old = |at: Instant| tells && now.duration_since(at) > BRIDGE;
-        while sent.queue.front().is_some_and(|(_, at)| is_old(*at) || sent.queue.len() + held.len() > most) {
+        while !sent.queue.is_empty() && sent.queue.len() + held.len() > most {
             gone.extend(sent.pop());
         }
         sent.queue.extend(held.iter().map(|chunk| (chunk.hash, now)));
@@ -82,7 +88,27 @@ impl Estimates {
 
     /// How much of a prompt each worker may hold.
     pub fn held(&self, chain: &[Chunk]) -> Vec<Held> {
+        self.drop_old();
         self.index.held(chain)
+    }
+
+    /// What our engines have told of by now is expected no longer.
+    fn drop_old(&self) {
+        let now = Instant::now();
+        let mut looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
+        if looked.is_some_and(|looked| now.duration_since(looked) < LOOK) {
+            return;
+        }
+        *looked = Some(now);
+        drop(looked);
+        let mut all = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
+        for (&slot, sent) in all.iter_mut().filter(|(_, sent)| sent.tells) {
+            let mut gone = Vec::new();
+            while sent.queue.front().is_some_and(|(_, at)| now.duration_since(*at) > BRIDGE) {
+                gone.extend(sent.pop());
+            }
+            self.index.remove(slot, &gone);
+        }
     }
 
     /// A worker is gone, or has lost what it held.

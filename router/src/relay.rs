@@ -53,7 +53,7 @@ enum Taken {
 }
 
 impl Relay {
-    /// A stream that begins at a worker. With `hedge_after` it waits for the first token, so that a rival may be first.
+    /// A stream whose head has come from a worker.
     ///
     /// # Errors
     /// When it breaks before anything came.
@@ -81,9 +81,14 @@ impl Relay {
             ended,
             ready,
         };
+        // Where two race, it is for the first token; else the client hears as soon as there is anything.
         match relay.router.config.hedge_after {
             None => relay.first_event().await?,
-            Some(after) => relay.race(after).await?,
+            Some(_) => relay.first_token().await?,
+        }
+        let first = relay.outcome.began.elapsed().as_secs_f64();
+        if let Some(leg) = &relay.leg {
+            relay.router.fleet.shared().metrics.ttft.with_label_values(&[&leg.worker().name]).observe(first);
         }
         Ok(relay)
     }
@@ -92,10 +97,6 @@ impl Relay {
     async fn first_event(&mut self) -> Result<(), LegError> {
         while self.ready.is_empty() && !self.ended {
             self.step().await?;
-        }
-        let first = self.outcome.began.elapsed().as_secs_f64();
-        if let Some(leg) = &self.leg {
-            self.router.fleet.shared().metrics.ttft.with_label_values(&[&leg.worker().name]).observe(first);
         }
         Ok(())
     }
@@ -109,60 +110,6 @@ impl Relay {
             }
         }
         Ok(())
-    }
-
-    /// The first token of this stream, or of another that is begun elsewhere when this one is silent for so long.
-    async fn race(&mut self, after: Duration) -> Result<(), LegError> {
-        if let Ok(first) = tokio::time::timeout(after, self.first_token()).await {
-            return first;
-        }
-        let metrics = self.router.fleet.shared().metrics.clone();
-        let Some(mut rival) = self.rival().await else { return self.first_token().await };
-        metrics.hedges.with_label_values(&["asked"]).inc();
-        let won = tokio::select! {
-            first = self.first_token() => match first {
-                Ok(()) => false,
-                Err(error) => {
-                    tracing::debug!(%error, "the first of two failed");
-                    rival.first_token().await?;
-                    true
-                }
-            },
-            first = rival.first_token() => match first {
-                Ok(()) => true,
-                Err(error) => {
-                    tracing::debug!(%error, "the rival failed");
-                    self.first_token().await?;
-                    false
-                }
-            },
-        };
-        if won {
-            metrics.hedges.with_label_values(&["won"]).inc();
-            *self = rival;
-        }
-        Ok(())
-    }
-
-    /// The same request at the next best worker.
-    async fn rival(&self) -> Option<Self> {
-        let own = Arc::clone(&self.leg.as_ref()?.worker().name);
-        let choice = self.router.choose(&self.asked, &[own]);
-        let (worker, held, uncached) = choice.order().next()?;
-        let leg = self.router.open(&self.asked, worker, uncached).await.ok()?;
-        (leg.head.status() == hyper::StatusCode::OK).then(|| Self {
-            router: Arc::clone(&self.router),
-            asked: self.asked.clone(),
-            leg: Some(leg),
-            progress: vec![Progress::default(); self.progress.len()],
-            predicted: held,
-            outcome: Outcome { began: self.outcome.began, tries: self.outcome.tries + 1 },
-            delivered: false,
-            continued: false,
-            failures: 0,
-            ended: false,
-            ready: BytesMut::new(),
-        })
     }
 
     /// As a response.

@@ -4,6 +4,7 @@
 pub mod cache_service;
 pub mod driver;
 pub mod gguf_writer;
+pub mod route;
 pub mod server;
 pub mod tiny_model;
 

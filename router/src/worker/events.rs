@@ -98,6 +98,8 @@ async fn stream(worker: &Arc<Worker>, shared: &Shared, reached: &mut bool) -> Re
             }
         }
     }
+    // What was sent to it before may be lost with it; what it holds it has just told.
+    shared.estimates.forget(worker.estimated);
     shared.forget(worker.set_slot(slot));
     *reached = true;
     tracing::info!(worker = %worker.name, models = ?report.models, device = report.device, "a worker is followed");
