@@ -1,5 +1,6 @@
 //! `pagoda route`: one address in front of many engines, until SIGTERM.
 
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -15,7 +16,8 @@ use router::policies::{Preset, Scorer, Weight};
 use router::worker::connection::Tcp;
 use router::workers_file;
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
+use tokio_rustls::TlsAcceptor;
 
 use crate::flags::LogFormat;
 use crate::settings::{check_reach, parse_bytes, read_token};
@@ -119,7 +121,9 @@ impl Policy {
 /// Routes until told to stop.
 pub fn route(args: RouteArgs) -> Result<ExitCode> {
     let _telemetry = logging::start(args.log_format, false, None)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
+    // Follows the workers; requests have threads of their own.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let runtime = runtime.context("starting the runtime")?;
     let code = runtime.block_on(run(args));
     // A stream that outlived the shutdown timeout is cut here.
     runtime.shutdown_background();
@@ -128,7 +132,7 @@ pub fn route(args: RouteArgs) -> Result<ExitCode> {
 
 async fn run(args: RouteArgs) -> Result<ExitCode> {
     let address = format!("{}:{}", args.host, args.port);
-    let public = TcpListener::bind(&address).await.with_context(|| format!("listening on {address}"))?;
+    let public = TcpListener::bind(&address).await.with_context(|| format!("listening on {address}"))?.into_std()?;
     let internal = TcpListener::bind(&args.internal_listen).await;
     let internal = internal.with_context(|| format!("listening on {} (--internal-listen)", args.internal_listen))?;
     let token = args.cluster_token_file.as_deref().map(read_token).transpose()?;
@@ -145,8 +149,7 @@ async fn run(args: RouteArgs) -> Result<ExitCode> {
     tracing::info!(internal = %internal.local_addr()?, "listening for operators");
     let (stop_sender, stop) = watch::channel(false);
     let routes = router::server::routes(Arc::clone(&router));
-    let limits = ConnectionLimits::default();
-    let serving = tokio::spawn(server::serve(public, routes, tls, limits, stop.clone()));
+    let serving = tokio::spawn(serve_on_threads(public, routes, tls, stop.clone())?);
     let routes = router::server::internal_routes(Arc::clone(&router));
     let routes = server::with_cluster_token(routes, token.as_deref());
     let internal_serving = tokio::spawn(server::serve(internal, routes, None, ConnectionLimits::internal(), stop));
@@ -156,6 +159,44 @@ async fn run(args: RouteArgs) -> Result<ExitCode> {
     serve::finish(serving, Duration::from_secs(args.shutdown_timeout)).await?;
     internal_serving.abort();
     Ok(ExitCode::SUCCESS)
+}
+
+/// Serves clients on a thread a core, each with the connections that it took and its own to the workers: a request and its
+/// answer never wait for another thread. Ends when all have ended.
+fn serve_on_threads(
+    listener: std::net::TcpListener,
+    routes: axum::Router,
+    tls: Option<TlsAcceptor>,
+    stop: watch::Receiver<bool>,
+) -> Result<impl Future<Output = ()>> {
+    let count = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let limits = ConnectionLimits::default();
+    let limits = ConnectionLimits { max_connections: limits.max_connections.div_ceil(count), ..limits };
+    let mut ends = Vec::new();
+    for number in 0..count {
+        let listener = listener.try_clone().context("a thread's listener")?;
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().context("a thread's runtime")?;
+        let (routes, tls, stop) = (routes.clone(), tls.clone(), stop.clone());
+        let (ended, end) = oneshot::channel::<()>();
+        let work = move || {
+            runtime.block_on(async {
+                match TcpListener::from_std(listener) {
+                    Ok(listener) => server::serve(listener, routes, tls, limits, stop).await,
+                    Err(error) => tracing::error!(%error, "a thread cannot listen"),
+                }
+            });
+            drop(ended);
+        };
+        std::thread::Builder::new().name(format!("clients-{number}")).spawn(work).context("a thread")?;
+        ends.push(end);
+    }
+    Ok(async move {
+        for end in ends {
+            // A thread that panicked has ended too.
+            drop(end.await);
+        }
+    })
 }
 
 /// Reads the file of workers whenever it has changed.

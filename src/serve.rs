@@ -126,8 +126,12 @@ async fn run(settings: &Settings) -> Result<ExitCode> {
     stop_sender.send_replace(true);
     let grace = if code == ExitCode::SUCCESS { Duration::from_secs(settings.shutdown_timeout) } else { FAILURE_GRACE };
     // Cut streams give their blocks back, so that those can be put down.
-    finish(serving, grace).await?;
-    finish_inside(&engine, grace).await;
+    let (finished, all_done) = tokio::join!(finish(serving, grace), finish_inside(&engine, grace));
+    finished?;
+    if !all_done {
+        // They would keep the blocks from being put down.
+        internal_serving.abort();
+    }
     if code == ExitCode::SUCCESS {
         drain_blocks(&engine, settings).await;
     }
@@ -138,15 +142,18 @@ async fn run(settings: &Settings) -> Result<ExitCode> {
 }
 
 /// Lets the requests finish that routers brought: their streams are continued elsewhere, whole answers are not.
-async fn finish_inside(engine: &EngineHandle, grace: Duration) {
+/// Whether all did.
+async fn finish_inside(engine: &EngineHandle, grace: Duration) -> bool {
     let all_done = async {
         while engine.num_in_engine() > 0 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    if tokio::time::timeout(grace, all_done).await.is_err() {
-        tracing::warn!(grace_s = grace.as_secs(), "requests of routers were still running and are cut");
+    let done = tokio::time::timeout(grace, all_done).await.is_ok();
+    if !done {
+        tracing::warn!(grace_s = grace.as_secs(), "requests were still running and are cut");
     }
+    done
 }
 
 /// Puts the engine's KV blocks where a replacement finds them.

@@ -160,6 +160,25 @@ fn only_the_internal_listener_hears_of_handovers() {
     let answer = server.request("POST", "/v1/chat/completions", "", &body);
     assert!(!answer.body.contains("forged") && !answer.body.contains(": pagoda"), "{}", answer.body);
     assert!(events(&answer.body).1 && answer.body.contains("\"role\""));
+    // What no engine can have done is refused.
+    let chat = json!({ "messages": [{ "role": "user", "content": "a" }], "max_tokens": 3, "stream": true });
+    let refused = |progress: Progress, body: &Value| {
+        let handover = Handover { resume: vec![progress], ..Default::default() };
+        let answer = read_answer(&mut send(&server, "chat/completions", body, &handover));
+        assert_eq!(answer.status, 400, "{}", answer.body);
+        answer.body
+    };
+    let of = |token_ids: &[u32], text_bytes: usize| Progress {
+        token_ids: token_ids.into(),
+        text_bytes,
+        ..Default::default()
+    };
+    assert!(refused(of(&[u32::MAX], 0), &chat).contains("generated"));
+    assert!(refused(of(&[], usize::MAX), &chat).contains("text without tokens"));
+    let mut whole = chat.clone();
+    whole["stream"] = json!(false);
+    assert!(refused(of(&[5], 0), &whole).contains("pagoda.resume"));
+    assert_eq!(server.get("/health").status, 200);
     // What is no handover is refused by name.
     let body = json!({ "prompt": "a", "pagoda": { "resume": 3 } });
     let len = body.to_string().len();
@@ -233,7 +252,7 @@ impl Follower {
     /// Tokens of a request's prompt that are said to be held.
     fn predicted(&self, body: &Value) -> u32 {
         let text = body.to_string();
-        let request = RoutedRequest::parse(text.as_bytes()).unwrap();
+        let request = RoutedRequest::parse(text.as_bytes(), true).unwrap();
         let chain = request.chain("m", &request.cache_salt);
         chain.chunks().iter().map_while(|chunk| self.held.get(&chunk.hash)).copied().last().unwrap_or(0)
     }
@@ -260,7 +279,7 @@ fn chats(server: &Server, follower: &mut Follower, num_chats: usize, turns: usiz
             let before = predicted;
             follower.until("the answer", |held| {
                 let text = body.to_string();
-                let chain = RoutedRequest::parse(text.as_bytes()).unwrap().chain("m", "");
+                let chain = RoutedRequest::parse(text.as_bytes(), true).unwrap().chain("m", "");
                 chain.chunks().iter().all(|chunk| held.contains_key(&chunk.hash))
             });
             assert!(follower.predicted(&next) >= before);

@@ -56,6 +56,12 @@ fn the_engines_api_is_the_routers() {
         "{}",
         &wrong.body[..wrong.body.len().min(300)]
     );
+    // What is no stream is none, whatever the body says; a time that the client gave is over for all workers.
+    assert_eq!(route.post("/tokenize", &json!({ "prompt": "abcdefgh", "stream": true })).json()["count"], 2);
+    let late = json!({ "model": "m", "prompt": "a", "max_tokens": 5000, "timeout": 0.000001 });
+    let late = route.post("/v1/completions", &late);
+    assert!(late.status == 504 && late.body.contains("deadline_exceeded"), "{}: {}", late.status, late.body);
+    assert_eq!(route.metric("pagoda_router_retries_total", &[]), 0.0);
     // The router's own.
     let wrong =
         route.post("/v1/chat/completions", &json!({ "model": "x", "messages": [{ "role": "user", "content": "a" }] }));

@@ -11,6 +11,10 @@ use protocol::worker_event::MAX_CHUNKS;
 use protocol::{BlockHash, HeldChunk, WorkerEvent};
 use tokio::sync::broadcast;
 
+use crate::kv::BLOCK_SIZE;
+
+/// Chunks that end in one block and are told of.
+const MAX_CHUNKS_A_BLOCK: usize = 32;
 /// Changes that a slow reader may be behind; one that is further behind starts again.
 const MAX_BEHIND: usize = 1024;
 
@@ -72,13 +76,24 @@ impl Announcer {
     /// A chunk's block is held.
     pub fn hold(&mut self, announcement: Announcement) {
         let Announcement { chunk: PromptChunk { hash, num_tokens }, block } = announcement;
+        // What ends before its block does lies in many: the first that is held stands for it.
+        if (num_tokens as usize) < BLOCK_SIZE && self.by_chunk.contains_key(&hash) {
+            return;
+        }
         match self.by_chunk.insert(hash, (block, num_tokens)) {
             Some(before) if before == (block, num_tokens) => return,
             Some((before, _)) => self.unlink(hash, &before),
             None => {}
         }
-        self.by_block.entry(block).or_default().push(hash);
+        let hashes = self.by_block.entry(block).or_default();
+        hashes.push(hash);
         self.pending.insert(hash, true);
+        // Each question behind one prompt that all share ends in the same block: the last ones are told.
+        if hashes.len() > MAX_CHUNKS_A_BLOCK {
+            let oldest = hashes.remove(0);
+            self.by_chunk.remove(&oldest);
+            self.pending.insert(oldest, false);
+        }
     }
 
     /// A block lost its name: what ends in it is held no longer.
@@ -89,13 +104,14 @@ impl Announcer {
         }
     }
 
-    /// A request's tokens tell that a chunk ends in another block than was said: it is withdrawn until that one is held.
-    pub fn contradict(&mut self, announcement: &Announcement) {
-        let hash = announcement.chunk.hash;
-        let Some((block, _)) = self.by_chunk.get(&hash).copied().filter(|(block, _)| *block != announcement.block)
-        else {
+    /// A request has this chunk, and its own blocks: where the one that was said is not among them, at its place, the chunk is
+    /// withdrawn until the request's is held.
+    pub fn contradict(&mut self, hash: u64, blocks: &[BlockHash]) {
+        let Some(&(block, num_tokens)) = self.by_chunk.get(&hash) else { return };
+        let place = PromptChunk { hash, num_tokens }.block_index(BLOCK_SIZE);
+        if (num_tokens as usize) < BLOCK_SIZE || blocks.get(place) == Some(&block) {
             return;
-        };
+        }
         self.by_chunk.remove(&hash);
         self.unlink(hash, &block);
         self.pending.insert(hash, false);
@@ -176,10 +192,11 @@ mod tests {
         let mut announcer = Announcer::default();
         announcer.hold(said(1, 3));
         let mut changes = announcer.subscribe().changes;
-        announcer.contradict(&said(1, 3));
+        let blocks = |third: u32| vec![block(0), block(1), block(third)];
+        announcer.contradict(1, &blocks(3));
         announcer.publish();
         assert!(changes.try_recv().is_err(), "it said the same");
-        announcer.contradict(&said(1, 4));
+        announcer.contradict(1, &blocks(4));
         announcer.forget(&block(3));
         announcer.publish();
         let change = |sequence, removed: &[u64], stored: &[HeldChunk]| {
@@ -191,6 +208,20 @@ mod tests {
         assert_eq!(changes.try_recv().unwrap(), change(3, &[], &[HeldChunk { hash: 1, num_tokens: 64, tier: 0 }]));
         announcer.forget(&block(4));
         assert_eq!((announcer.num_held(), announcer.by_block.len()), (0, 0));
+    }
+
+    #[test]
+    fn a_block_that_all_share_tells_of_the_last_questions_only() {
+        let mut announcer = Announcer::default();
+        (0..100).for_each(|question| announcer.hold(said(question, 2)));
+        assert_eq!(announcer.num_held(), MAX_CHUNKS_A_BLOCK);
+        assert!(announcer.by_chunk.contains_key(&99) && !announcer.by_chunk.contains_key(&0));
+        // What is shorter than a block is in whichever block it was first, and nobody contradicts that.
+        let short = |number| Announcement { chunk: PromptChunk { hash: 500, num_tokens: 7 }, block: block(number) };
+        announcer.hold(short(5));
+        announcer.hold(short(6));
+        announcer.contradict(500, &[block(7)]);
+        assert_eq!(announcer.by_chunk[&500].0, block(5));
     }
 
     /// What a reader makes of a subscription.
@@ -226,7 +257,7 @@ mod tests {
             match (state >> 40) % 4 {
                 0 | 1 => announcer.hold(said(chunk, number)),
                 2 => announcer.forget(&block(number)),
-                _ => announcer.contradict(&said(chunk, number)),
+                _ => announcer.contradict(chunk, &vec![block(number); 12]),
             }
             if round % 7 == 0 {
                 announcer.publish();

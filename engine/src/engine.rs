@@ -114,8 +114,7 @@ impl Engine {
         let mut detokenizer = Detokenizer::new(&params.stop, params.include_stop);
         let mut events = Vec::new();
         if !request.generated.is_empty() {
-            let (text, reason) = self.replay(&request, &mut detokenizer);
-            let num_generated = request.generated.len();
+            let (text, num_generated, reason) = self.replay(&request, &mut detokenizer);
             events.push(EngineEvent::Resumed { text, num_generated });
             if let Some(reason) = reason {
                 let text = detokenizer.finish();
@@ -129,8 +128,8 @@ impl Engine {
         events
     }
 
-    /// The text of a request's tokens so far, and whether they end it.
-    fn replay(&self, request: &EngineRequest, detokenizer: &mut Detokenizer) -> (String, Option<FinishReason>) {
+    /// The text of a request's tokens so far, how many those are up to an end, and whether there is one.
+    fn replay(&self, request: &EngineRequest, detokenizer: &mut Detokenizer) -> (String, usize, Option<FinishReason>) {
         let EngineRequest { prompt, params, generated, .. } = request;
         let mut text = String::new();
         for (&token, num_generated) in generated.iter().zip(1..) {
@@ -138,10 +137,10 @@ impl Engine {
                 self.limits.decoded(&self.tokenizer, params, detokenizer, token, (num_generated, prompt.len()));
             text.push_str(&part);
             if reason.is_some() {
-                return (text, reason);
+                return (text, num_generated, reason);
             }
         }
-        (text, None)
+        (text, generated.len(), None)
     }
 
     /// From now on what is held of prompt chains is told by [`Self::take_changes`].

@@ -145,12 +145,9 @@ impl Sequence {
         self.num_told_chunks = 0;
     }
 
-    /// All of its chunks, with the blocks that its tokens put them into.
-    pub fn announcements(&self) -> impl Iterator<Item = Announcement> + '_ {
-        self.chunks.iter().filter_map(|&chunk| {
-            let block = *self.block_hashes.get(chunk.block_index(self.block_size))?;
-            Some(Announcement { chunk, block })
-        })
+    /// Where the chunks of its prompt's chain end.
+    pub fn chunks(&self) -> &[PromptChunk] {
+        &self.chunks
     }
 
     /// Appends a generated token.

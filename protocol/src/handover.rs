@@ -49,6 +49,9 @@ impl Used {
     }
 }
 
+/// The comment before the chunk with the usage.
+pub const USAGE_TOLD: &str = "pagoda usage";
+
 /// What a router adds to a request.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -63,6 +66,10 @@ pub struct Handover {
     pub cache_salt: Option<String>,
     /// By answer, what has been delivered; empty for a request that begins.
     pub resume: Vec<Progress>,
+    /// Whether the last chunk, with the usage, has been.
+    pub usage_told: bool,
+    /// Milliseconds since the client asked: a deadline of its own has begun then.
+    pub elapsed_ms: u64,
 }
 
 /// How far an answer has come.
@@ -135,14 +142,18 @@ impl Handover {
     /// A body with this as its last field, so that it stands above one of that name that the client sent. The body is a JSON
     /// object.
     pub fn added_to(&self, body: &[u8]) -> Vec<u8> {
-        let trimmed = body.trim_ascii_end();
-        let object = trimmed.strip_suffix(b"}").unwrap_or(trimmed);
-        let is_empty = object.trim_ascii() == b"{";
         // It is numbers and texts, and always has a JSON.
-        let own = serde_json::to_vec(self).unwrap_or_default();
-        let parts = [object, if is_empty { &b""[..] } else { b"," }, b"\"", FIELD.as_bytes(), b"\":", &own, b"}"];
-        parts.concat()
+        with_field(body, FIELD, &serde_json::to_vec(self).unwrap_or_default())
     }
+}
+
+/// A JSON object with one field more, which stands above one of that name.
+pub fn with_field(object: &[u8], name: &str, value: &[u8]) -> Vec<u8> {
+    let trimmed = object.trim_ascii_end();
+    let object = trimmed.strip_suffix(b"}").unwrap_or(trimmed);
+    let is_empty = object.trim_ascii() == b"{";
+    let comma = if is_empty { &b""[..] } else { b"," };
+    [object, comma, b"\"", name.as_bytes(), b"\":", value, b"}"].concat()
 }
 
 #[cfg(test)]

@@ -13,6 +13,8 @@ use twox_hash::XxHash3_64;
 
 /// Bytes of a chunk.
 pub const CHUNK_BYTES: usize = 256;
+/// Chunks of a chain: a prompt of a million tokens. What is beyond tells no two prompts apart that a router would keep apart.
+pub const MAX_CHUNKS: usize = 16_384;
 /// Token ids in a chunk of a prompt that is given as such.
 pub const CHUNK_TOKEN_IDS: usize = CHUNK_BYTES / 4;
 
@@ -134,11 +136,14 @@ impl PromptChain {
 
     fn push_bytes(&mut self, bytes: &[u8]) {
         self.num_bytes += bytes.len();
+        if self.chunks.len() >= MAX_CHUNKS {
+            return;
+        }
         let message = self.num_messages - 1;
         let mut end = 0;
         // A message without text is a chunk too: it may be all that tells two prompts apart.
         let empty = bytes.is_empty().then_some(&[][..]);
-        for chunk in bytes.chunks(CHUNK_BYTES).chain(empty) {
+        for chunk in bytes.chunks(CHUNK_BYTES).chain(empty).take(MAX_CHUNKS - self.chunks.len()) {
             self.hash = extended(self.hash, chunk);
             end += chunk.len() as u32;
             self.chunks.push(Chunk { hash: self.hash, message, end });

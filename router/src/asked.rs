@@ -3,13 +3,15 @@
 //! Made by the server from headers and body; read by dispatch and relay. The body is passed on as it came, with one field
 //! more to our own engines.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use axum::http::HeaderMap;
 use bytes::Bytes;
 use hyper::header::{HeaderName, HeaderValue};
 use protocol::openai::RoutedRequest;
 use protocol::{Handover, PromptChain};
+use twox_hash::XxHash3_64;
 
 use crate::error::RouteError;
 
@@ -86,16 +88,21 @@ pub struct Asked {
     /// Headers that go on.
     pub headers: Vec<(HeaderName, HeaderValue)>,
     /// Its content, for routing.
-    pub chain: PromptChain,
+    pub chain: Arc<PromptChain>,
     /// Which worker's turn it is on the ring.
     pub ring_key: u64,
     /// What our engines are told beside the body.
     pub handover: Handover,
 }
 
+/// Numbers that no other process draws, one after the other: names of answers, and seeds where a client chose none.
 fn random() -> u64 {
+    static KEY: OnceLock<u64> = OnceLock::new();
+    static DRAWN: AtomicU64 = AtomicU64::new(0);
     // A router without randomness still routes.
-    getrandom::u64().unwrap_or_else(|_| unix_time_nanos())
+    let key = *KEY.get_or_init(|| getrandom::u64().unwrap_or_else(|_| unix_time_nanos()));
+    let number = DRAWN.fetch_add(1, Ordering::Relaxed);
+    XxHash3_64::oneshot_with_seed(key, &[number.to_le_bytes(), key.to_le_bytes()].concat())
 }
 
 fn unix_time_nanos() -> u64 {
@@ -116,7 +123,8 @@ impl Asked {
         share_prefixes: bool,
         model_of: impl Fn() -> Option<String>,
     ) -> Result<Self, RouteError> {
-        let request = RoutedRequest::parse(&body).map_err(|error| RouteError::BadBody(error.to_string()))?;
+        let request = RoutedRequest::parse(&body, endpoint == Endpoint::Chat)
+            .map_err(|error| RouteError::BadBody(error.to_string()))?;
         let model = request.model.as_deref().map(str::to_owned).or_else(model_of).unwrap_or_default();
         let cache_salt = match (&*tenant, share_prefixes) {
             ("", _) | (_, true) => None,
@@ -139,18 +147,20 @@ impl Asked {
             seed: (!request.has_seed).then(random),
             cache_salt,
             resume: Vec::new(),
+            usage_told: false,
+            elapsed_ms: 0,
         };
         Ok(Self {
             endpoint,
             model,
-            stream: request.stream,
+            stream: request.stream && endpoint.generates(),
             n: request.n,
             max_tokens: request.max_tokens.unwrap_or(0),
             session: session.map(|name| format!("{tenant} {name}")),
             headers: passed_on.collect(),
             tenant,
             request_id,
-            chain,
+            chain: Arc::new(chain),
             ring_key,
             handover,
             body,

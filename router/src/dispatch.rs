@@ -4,7 +4,7 @@
 //! bounded; a worker's own refusal of a request (4xx) is the answer.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use axum::body::Body;
@@ -15,7 +15,7 @@ use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, RETRY_AFTER};
 use crate::Router;
 use crate::asked::{Asked, REQUEST_ID};
 use crate::error::RouteError;
-use crate::leg::{Leg, LegError};
+use crate::leg::{self, Leg, LegError};
 use crate::pick::{Ask, Decision, Explanation, View, pick};
 use crate::relay::Relay;
 use crate::worker::Worker;
@@ -82,6 +82,21 @@ pub(crate) fn models(worker: &Worker) -> Vec<String> {
     worker.told().report.map_or_else(|| worker.config.models.clone(), |report| report.models.clone())
 }
 
+/// A worker, and why it failed.
+type Failed = (Arc<Worker>, LegError);
+
+/// Hedges that are always allowed.
+const MIN_HEDGES: usize = 8;
+
+/// A request that is asked twice, counted while it is.
+struct Hedge<'a>(&'a AtomicUsize);
+
+impl Drop for Hedge<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// An answer that has begun.
 enum Begun {
     Stream(Box<Relay>),
@@ -135,9 +150,9 @@ impl Router {
             if let Some((_, error)) = &last {
                 self.fleet.shared().metrics.retries.with_label_values(&[error.reason()]).inc();
             }
-            match self.try_at(&asked, &worker, held, uncached, &outcome).await {
+            match self.try_at(&asked, &worker, (held, uncached), &outcome, &mut tried).await {
                 Ok(response) => return response,
-                Err(error) => {
+                Err((worker, error)) => {
                     self.failed(&worker, &error);
                     tried.push(Arc::clone(&worker.name));
                     last = Some((Arc::clone(&worker.name), error));
@@ -147,7 +162,7 @@ impl Router {
         }
         let error = match last {
             // All are busy: that is what the client hears, and when to come again.
-            Some((_, LegError::Status(status))) if !LegError::Status(status).is_fault() => {
+            Some((_, LegError::Status(status))) if leg::is_busy(status) => {
                 RouteError::NoWorker { model: asked.model.clone(), why: format!("{} are busy", tried.join(", ")) }
             }
             Some((worker, error)) => {
@@ -166,19 +181,21 @@ impl Router {
         self: &Arc<Self>,
         asked: &Asked,
         worker: &Arc<Worker>,
-        held: f64,
-        uncached: f64,
+        (held, uncached): (f64, f64),
         outcome: &Outcome,
-    ) -> Result<Response, LegError> {
-        let leg = match self.begin(asked, worker, held, uncached, outcome).await? {
+        tried: &mut Vec<Arc<str>>,
+    ) -> Result<Response, Failed> {
+        let leg = match self.begin(asked, worker, (held, uncached), outcome, tried).await? {
             Begun::Stream(relay) => return Ok(relay.into_response()),
             Begun::Whole(leg) => leg,
         };
         let (status, worker) = (leg.head.status(), &Arc::clone(leg.worker()));
         let used = leg.used();
         let headers = leg.head.headers().clone();
-        let (body, in_flight) = leg.whole().await?;
-        in_flight.answered();
+        let (body, in_flight) = leg.whole().await.map_err(|error| (Arc::clone(worker), error))?;
+        if status.is_success() {
+            in_flight.answered();
+        }
         if let Some(used) = used {
             self.used(worker, held, &used);
         }
@@ -203,27 +220,29 @@ impl Router {
         self: &Arc<Self>,
         asked: &Asked,
         worker: &Arc<Worker>,
-        held: f64,
-        uncached: f64,
+        tokens: (f64, f64),
         outcome: &Outcome,
-    ) -> Result<Begun, LegError> {
-        let first = self.begin_at(asked, worker, held, uncached, outcome);
+        tried: &mut Vec<Arc<str>>,
+    ) -> Result<Begun, Failed> {
+        let first = self.begin_at(asked, worker, tokens, outcome);
         let Some(after) = self.config.hedge_after.filter(|_| asked.stream) else { return first.await };
         let mut first = std::pin::pin!(first);
         if let Ok(begun) = tokio::time::timeout(after, &mut first).await {
             return begun;
         }
-        let choice = self.choose(asked, &[Arc::clone(&worker.name)]);
-        let Some((rival, held, uncached)) = choice.order().next() else { return first.await };
+        let choice = self.choose(asked, &[&tried[..], &[Arc::clone(&worker.name)]].concat());
+        let next = choice.order().next();
+        let (Some((rival, held, uncached)), Some(_hedge)) = (next, self.hedge()) else { return first.await };
+        tried.push(Arc::clone(&rival.name));
         let hedges = &self.fleet.shared().metrics.hedges;
         hedges.with_label_values(&["asked"]).inc();
-        let mut second = std::pin::pin!(self.begin_at(asked, rival, held, uncached, outcome));
+        let mut second = std::pin::pin!(self.begin_at(asked, rival, (held, uncached), outcome));
         // Who fails leaves it to the other.
         tokio::select! {
             begun = &mut first => match begun {
                 Ok(begun) => Ok(begun),
-                Err(error) => {
-                    self.failed(worker, &error);
+                Err((worker, error)) => {
+                    self.failed(&worker, &error);
                     second.await
                 }
             },
@@ -232,35 +251,40 @@ impl Router {
                     hedges.with_label_values(&["won"]).inc();
                     Ok(begun)
                 }
-                Err(error) => {
-                    self.failed(rival, &error);
+                Err((worker, error)) => {
+                    self.failed(&worker, &error);
                     first.await
                 }
             },
         }
     }
 
+    /// Leave to ask twice: where all are slow, asking twice makes it worse.
+    fn hedge(&self) -> Option<Hedge<'_>> {
+        let in_flight: usize = self.fleet.workers().iter().map(|worker| worker.num_requests()).sum();
+        let before = self.num_hedges.fetch_add(1, Ordering::Relaxed);
+        let hedge = Hedge(&self.num_hedges);
+        (before < MIN_HEDGES.max(in_flight / 20)).then_some(hedge)
+    }
+
     async fn begin_at(
         self: &Arc<Self>,
         asked: &Asked,
         worker: &Arc<Worker>,
-        held: f64,
-        uncached: f64,
+        (held, uncached): (f64, f64),
         outcome: &Outcome,
-    ) -> Result<Begun, LegError> {
-        let leg = self.open(asked, worker, uncached).await?;
+    ) -> Result<Begun, Failed> {
+        let failed = |error| (Arc::clone(worker), error);
+        let leg = self.open(asked, worker, uncached).await.map_err(failed)?;
         let status = leg.head.status();
-        if status == StatusCode::OK && asked.stream {
-            return Ok(Begun::Stream(Box::new(
-                Relay::begin(Arc::clone(self), asked.clone(), leg, held, outcome).await?,
-            )));
+        if asked.stream && leg.is_stream() {
+            let relay = Relay::begin(Arc::clone(self), asked.clone(), leg, held, outcome).await;
+            return Ok(Begun::Stream(Box::new(relay.map_err(failed)?)));
         }
-        let is_refusal = status.is_client_error() && status != StatusCode::TOO_MANY_REQUESTS;
-        if status == StatusCode::OK || is_refusal {
-            Ok(Begun::Whole(Box::new(leg)))
-        } else {
-            Err(LegError::Status(status))
+        if status == StatusCode::OK || leg::is_final(status) {
+            return Ok(Begun::Whole(Box::new(leg)));
         }
+        Err(failed(LegError::Status(status)))
     }
 
     /// Sends a request to a worker, and notes that it will come to hold the prompt.
@@ -268,10 +292,15 @@ impl Router {
         let shared = self.fleet.shared();
         shared.metrics.sent.with_label_values(&[&worker.name]).inc();
         if asked.endpoint.generates() {
-            let num_tokens = asked.chain.num_bytes() as f64 / 4.0;
-            shared.estimates.sent(worker.estimated, asked.chain.chunks(), num_tokens, worker.tells());
+            if worker.tells() {
+                shared.recent.sent(worker.estimated, &asked.chain);
+            } else {
+                let num_tokens = asked.chain.num_bytes() as f64 / 4.0;
+                shared.estimates.sent(worker.estimated, asked.chain.chunks(), num_tokens);
+            }
         }
-        Leg::open(asked, worker, uncached, self.config.answer_timeout).await
+        // A whole answer takes as long as it takes.
+        Leg::open(asked, worker, uncached, asked.stream.then_some(self.config.answer_timeout)).await
     }
 
     /// A try failed.

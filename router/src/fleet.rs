@@ -7,13 +7,14 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use protocol::PromptChain;
-use tokio::task::AbortHandle;
+use tokio::task::JoinHandle;
 
 use crate::config::RouterConfig;
 use crate::estimate::Estimates;
 use crate::index::{Index, Slot};
 use crate::metrics::RouterMetrics;
 use crate::pick::View;
+use crate::recent::Recent;
 use crate::ring::{self, Ring, RingWorker};
 use crate::worker::connection::{Connector, Upstream};
 use crate::worker::{Kind, Worker, WorkerConfig, events, probe};
@@ -43,8 +44,10 @@ impl Slots {
 pub struct Shared {
     /// What workers say that they hold.
     pub index: Index,
-    /// What they may hold.
+    /// What others may hold.
     pub estimates: Estimates,
+    /// What was sent of late.
+    pub recent: Recent,
     /// Numbers in the index.
     pub slots: Slots,
     /// Counters.
@@ -52,16 +55,53 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Takes all of a number's chunks, and then the number.
-    pub fn forget(self: &Shared, slot: Slot) {
-        self.index.remove_worker(slot);
-        self.slots.give_back(slot);
+    /// Takes all of a number's chunks, and then the number, beside whatever else goes on: that reads the whole index.
+    fn forget(self: &Arc<Self>, slot: Slot) {
+        let shared = Arc::clone(self);
+        let work = move || {
+            shared.index.remove_worker(slot);
+            shared.slots.give_back(slot);
+        };
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn_blocking(work)),
+            // The router ends.
+            Err(_) => work(),
+        }
+    }
+
+    /// A number that is given back with its chunks unless somebody keeps it.
+    pub fn own_slot(self: &Arc<Self>) -> Option<OwnSlot> {
+        Some(OwnSlot { slot: self.slots.take()?, shared: Arc::clone(self) })
+    }
+}
+
+/// A number in the index, which is forgotten when this is dropped.
+pub struct OwnSlot {
+    slot: Slot,
+    shared: Arc<Shared>,
+}
+
+impl OwnSlot {
+    /// The number.
+    pub fn slot(&self) -> Slot {
+        self.slot
+    }
+
+    /// From now on it is another.
+    pub fn exchange(&mut self, slot: Slot) {
+        self.slot = slot;
+    }
+}
+
+impl Drop for OwnSlot {
+    fn drop(&mut self) {
+        self.shared.forget(self.slot);
     }
 }
 
 struct Followed {
     worker: Arc<Worker>,
-    task: AbortHandle,
+    task: JoinHandle<()>,
 }
 
 /// The workers.
@@ -83,7 +123,7 @@ impl Fleet {
         let index = Index::new(config.index_capacity);
         let (estimates, slots) = (Estimates::default(), Slots::default());
         Self {
-            shared: Arc::new(Shared { index, estimates, slots, metrics }),
+            shared: Arc::new(Shared { index, estimates, recent: Recent::default(), slots, metrics }),
             connector,
             followed: Mutex::default(),
             workers: RwLock::default(),
@@ -133,19 +173,25 @@ impl Fleet {
         let (follower, shared) = (Arc::clone(&worker), Arc::clone(&self.shared));
         let task = match kind {
             Kind::Pagoda => tokio::spawn(events::follow(follower, shared)),
-            Kind::OpenAi => tokio::spawn(probe::look(follower)),
+            Kind::OpenAi => tokio::spawn(probe::look(follower, shared)),
         };
-        Some(Followed { worker, task: task.abort_handle() })
+        Some(Followed { worker, task })
     }
 
     fn leave(&self, gone: Followed) {
         tracing::info!(worker = %gone.worker.name, "a worker is taken out");
-        gone.task.abort();
         gone.worker.lost();
-        self.shared.estimates.forget(gone.worker.estimated);
-        self.shared.slots.give_back(gone.worker.estimated);
-        self.shared.forget(gone.worker.slot());
-        self.shared.metrics.forget(&gone.worker.name);
+        let (shared, Followed { worker, task }) = (Arc::clone(&self.shared), gone);
+        self.shared.metrics.forget(&worker.name);
+        // Its task may be in the middle of storing: what it stored is forgotten after it.
+        tokio::spawn(async move {
+            task.abort();
+            drop(task.await);
+            shared.estimates.forget(worker.estimated);
+            shared.recent.forget(worker.estimated);
+            shared.slots.give_back(worker.estimated);
+            shared.forget(worker.slot());
+        });
     }
 
     /// A view of each worker for a prompt, in their order, and how many tokens the prompt has, about.
@@ -153,18 +199,23 @@ impl Fleet {
         let mut views: Vec<View> = workers.iter().map(|worker| worker.view(model)).collect();
         let num_tokens = self.num_tokens(workers, chain.num_bytes());
         let chunks = chain.chunks();
-        let (held, estimated) = (self.shared.index.held(chunks), self.shared.estimates.held(chunks));
-        let held: HashMap<Slot, _> = held.into_iter().map(|held| (held.slot, held)).collect();
-        let estimated: HashMap<Slot, _> = estimated.into_iter().map(|held| (held.slot, held)).collect();
+        let mut held = self.shared.index.held(chunks);
+        let mut expected = self.shared.estimates.held(chunks);
+        expected.extend(self.shared.recent.held(chain));
+        held.sort_unstable_by_key(|held| held.slot);
+        let a_chunk = num_tokens / chunks.len().max(1) as f64;
         let speeds: Vec<f64> = views.iter().map(|view| view.prefill_tokens_per_s).collect();
         let weights = ring::weights(&speeds);
         for ((view, worker), weight) in views.iter_mut().zip(workers).zip(weights) {
             view.weight = weight;
-            let known = held.get(&worker.slot());
-            let expected = estimated.get(&worker.estimated);
-            if let Some(held) = [known, expected].into_iter().flatten().max_by_key(|held| held.num_chunks) {
-                view.held_share = held.num_chunks as f64 / chunks.len().max(1) as f64;
-                view.held_tokens = f64::from(held.num_tokens).min(num_tokens);
+            if let Ok(at) = held.binary_search_by_key(&worker.slot(), |held| held.slot) {
+                view.held_share = held[at].num_chunks as f64 / chunks.len().max(1) as f64;
+                view.held_tokens = f64::from(held[at].num_tokens).min(num_tokens);
+            }
+            // Few: what was sent of late, and what others may hold.
+            for held in expected.iter().filter(|held| held.slot == worker.estimated) {
+                view.held_share = view.held_share.max(held.num_chunks as f64 / chunks.len().max(1) as f64);
+                view.held_tokens = view.held_tokens.max(held.num_chunks as f64 * a_chunk);
             }
         }
         (views, num_tokens)

@@ -6,12 +6,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderName, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
-use protocol::handover::{USED_HEADER, Used};
+use protocol::handover::{USED_HEADER, Used, with_field};
 
 use crate::asked::{Asked, REQUEST_ID};
 use crate::worker::connection::{Kept, UpstreamError};
@@ -19,8 +19,10 @@ use crate::worker::{InFlight, Kind, Worker};
 
 /// How often a silent worker is looked at.
 const LOOK: Duration = Duration::from_millis(250);
-/// A worker that nobody has heard of for so long, on any way, is gone, and so is what it was doing.
+/// A worker that nobody has heard of for so long is asked whether it lives.
 const GONE_AFTER: Duration = Duration::from_secs(2);
+/// A worker that lives says so by then.
+const ALIVE_WITHIN: Duration = Duration::from_secs(1);
 /// Of an event, or a whole answer.
 const MAX_BYTES: usize = 64 << 20;
 
@@ -61,14 +63,25 @@ impl LegError {
         }
     }
 
-    /// Whether it speaks against the worker. One that is busy, or goes away in order, has done nothing wrong.
+    /// Whether it speaks against the worker. One that is busy, or goes away in order, has done nothing wrong; nor has one that
+    /// refuses what a client wants.
     pub fn is_fault(&self) -> bool {
         match self {
             Self::HandOff => false,
-            Self::Status(status) => !matches!(*status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS),
+            Self::Status(status) => !is_busy(*status) && !is_final(*status),
             _ => true,
         }
     }
+}
+
+/// Whether another worker may have time.
+pub fn is_busy(status: StatusCode) -> bool {
+    matches!(status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS)
+}
+
+/// Whether every worker would say the same: the request is wrong, or the time that the client gave it is over.
+pub fn is_final(status: StatusCode) -> bool {
+    (status.is_client_error() && !is_busy(status)) || status == StatusCode::GATEWAY_TIMEOUT
 }
 
 /// A try whose head has come.
@@ -82,7 +95,6 @@ pub struct Leg {
     buffer: BytesMut,
     /// What of the buffer has been looked at for the end of an event.
     searched: usize,
-    heard: Instant,
 }
 
 impl Leg {
@@ -90,16 +102,23 @@ impl Leg {
     ///
     /// # Errors
     /// When it does not come.
-    pub async fn open(asked: &Asked, worker: &Arc<Worker>, uncached: f64, limit: Duration) -> Result<Self, LegError> {
+    pub async fn open(
+        asked: &Asked,
+        worker: &Arc<Worker>,
+        uncached: f64,
+        limit: Option<Duration>,
+    ) -> Result<Self, LegError> {
         let in_flight = worker.begin(uncached);
         let request = request(asked, worker);
-        let sent = tokio::time::timeout(limit, worker.upstream.send(request));
-        let answer = while_heard(worker, sent).await?;
-        let (response, connection) = answer.map_err(|_| UpstreamError::Timeout(limit))??.into_parts();
+        let sent = while_alive(worker, worker.upstream.send(request));
+        let answer = match limit {
+            Some(limit) => tokio::time::timeout(limit, sent).await.map_err(|_| UpstreamError::Timeout(limit))?,
+            None => sent.await,
+        };
+        let (response, connection) = answer??.into_parts();
         let (head, body) = response.into_parts();
-        let (buffer, heard) = (BytesMut::new(), Instant::now());
         let head = Response::from_parts(head, ());
-        Ok(Self { in_flight, head, body, connection: Some(connection), buffer, searched: 0, heard })
+        Ok(Self { in_flight, head, body, connection: Some(connection), buffer: BytesMut::new(), searched: 0 })
     }
 
     /// The worker.
@@ -110,6 +129,12 @@ impl Leg {
     /// Whether it tells what its events deliver.
     pub fn tells(&self) -> bool {
         self.worker().config.kind == Kind::Pagoda
+    }
+
+    /// Whether it is a stream of events.
+    pub fn is_stream(&self) -> bool {
+        let kind = self.head.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+        self.head.status() == StatusCode::OK && kind.is_some_and(|kind| kind.starts_with("text/event-stream"))
     }
 
     /// What the answer used, where its head tells.
@@ -124,19 +149,20 @@ impl Leg {
     pub async fn whole(mut self) -> Result<(Bytes, InFlight), LegError> {
         let worker = Arc::clone(self.worker());
         let body = Limited::new(self.body, MAX_BYTES).collect();
-        let body = while_heard(&worker, body).await?.map_err(|error| LegError::Broken(error.to_string()))?;
+        let body = while_alive(&worker, body).await?.map_err(|error| LegError::Broken(error.to_string()))?;
         if let Some(connection) = self.connection.take() {
             connection.give_back();
         }
         Ok((body.to_bytes(), self.in_flight))
     }
 
-    /// The next event with its empty line, or what is left at the end; `None` after that. `limit` is for an answer that has
-    /// begun.
+    /// The next event with its empty line; `None` at the end. Comments that only keep the connection alive do not move the
+    /// time by which it has to come.
     ///
     /// # Errors
-    /// When the stream breaks, or the worker is gone.
-    pub async fn next_event(&mut self, limit: Option<Duration>) -> Result<Option<Bytes>, LegError> {
+    /// When the stream breaks, the worker is gone, or `until` is over.
+    pub async fn next_event(&mut self, until: Instant) -> Result<Option<Bytes>, LegError> {
+        let worker = Arc::clone(self.worker());
         loop {
             if let Some(event) = self.buffered() {
                 return Ok(Some(event));
@@ -144,49 +170,28 @@ impl Leg {
             if self.buffer.len() > MAX_BYTES {
                 return Err(LegError::Broken(format!("an event of more than {MAX_BYTES} bytes")));
             }
-            let Some(frame) = self.frame(limit).await? else {
-                let rest = self.buffer.split().freeze();
-                self.searched = 0;
-                return Ok((!rest.is_empty()).then_some(rest));
-            };
-            self.buffer.extend_from_slice(&frame);
+            let frame = tokio::time::timeout_at(until.into(), while_alive(&worker, self.body.frame())).await;
+            match frame.map_err(|_| LegError::Silent)?? {
+                // What is left over is no whole event: nobody knows what it would have delivered.
+                None => return Ok(None),
+                Some(frame) => {
+                    let frame = frame.map_err(|error| LegError::Broken(error.to_string()))?;
+                    self.buffer.extend_from_slice(frame.data_ref().map_or(&[], |data| data));
+                }
+            }
         }
     }
 
     /// An event that has come already.
     pub fn buffered(&mut self) -> Option<Bytes> {
         // The end may lie across what was there and what came.
-        let from = self.searched.saturating_sub(1);
-        let end = self.buffer[from..].windows(2).position(|pair| pair == b"\n\n");
-        let Some(end) = end else {
+        let from = self.searched.saturating_sub(3);
+        let Some(end) = end_of_event(&self.buffer[from..]) else {
             self.searched = self.buffer.len();
             return None;
         };
         self.searched = 0;
-        Some(self.buffer.split_to(from + end + 2).freeze())
-    }
-
-    async fn frame(&mut self, limit: Option<Duration>) -> Result<Option<Bytes>, LegError> {
-        loop {
-            match tokio::time::timeout(LOOK, self.body.frame()).await {
-                Ok(None) => return Ok(None),
-                Ok(Some(frame)) => {
-                    self.heard = Instant::now();
-                    let frame = frame.map_err(|error| LegError::Broken(error.to_string()))?;
-                    match frame.into_data() {
-                        Ok(data) if data.has_remaining() => return Ok(Some(data)),
-                        _ => {}
-                    }
-                }
-                Err(_) => {
-                    let silent = self.heard.elapsed();
-                    let is_gone = silent > GONE_AFTER && !self.in_flight.worker().is_fresh();
-                    if is_gone || limit.is_some_and(|limit| silent > limit) {
-                        return Err(LegError::Silent);
-                    }
-                }
-            }
-        }
+        Some(self.buffer.split_to(from + end).freeze())
     }
 
     /// The stream was read to where it says that it ends: its connection may be used again.
@@ -198,8 +203,19 @@ impl Leg {
     }
 }
 
-/// Waits for something that a worker does, as long as the worker is heard of.
-async fn while_heard<T>(worker: &Worker, work: impl Future<Output = T>) -> Result<T, LegError> {
+/// Where an event ends, behind its empty line: lines end with LF, or with CR and LF.
+fn end_of_event(bytes: &[u8]) -> Option<usize> {
+    let newlines = bytes.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at);
+    newlines.into_iter().find_map(|at| match &bytes[at + 1..] {
+        [b'\n', ..] => Some(at + 2),
+        [b'\r', b'\n', ..] => Some(at + 3),
+        _ => None,
+    })
+}
+
+/// Waits for something that a worker does, as long as the worker lives. One that is not heard of any more is asked for its
+/// health: that only its events stopped is no reason to give up what it is doing.
+async fn while_alive<T>(worker: &Worker, work: impl Future<Output = T>) -> Result<T, LegError> {
     let mut work = std::pin::pin!(work);
     let mut lost_since = None;
     loop {
@@ -209,9 +225,25 @@ async fn while_heard<T>(worker: &Worker, work: impl Future<Output = T>) -> Resul
         if worker.is_fresh() {
             lost_since = None;
         } else if lost_since.get_or_insert_with(Instant::now).elapsed() > GONE_AFTER {
-            return Err(LegError::Silent);
+            tokio::select! {
+                done = &mut work => return Ok(done),
+                alive = is_alive(worker) => if !alive {
+                    return Err(LegError::Silent);
+                },
+            }
+            lost_since = None;
         }
     }
+}
+
+/// Whether a worker answers at all.
+async fn is_alive(worker: &Worker) -> bool {
+    let mut request = Request::new(Full::default());
+    *request.uri_mut() = hyper::Uri::from_static("/health");
+    if let Ok(host) = HeaderValue::try_from(worker.upstream.address()) {
+        request.headers_mut().insert(HOST, host);
+    }
+    matches!(tokio::time::timeout(ALIVE_WITHIN, worker.upstream.send(request)).await, Ok(Ok(_)))
 }
 
 fn request(asked: &Asked, worker: &Worker) -> Request<Full<Bytes>> {
@@ -220,7 +252,14 @@ fn request(asked: &Asked, worker: &Worker) -> Request<Full<Bytes>> {
             (asked.endpoint.internal_path(), asked.handover.added_to(&asked.body).into())
         }
         Kind::Pagoda => (asked.endpoint.internal_path(), asked.body.clone()),
-        Kind::OpenAi => (asked.endpoint.path(), asked.body.clone()),
+        // Its cache too keeps tenants apart, where it knows the field.
+        Kind::OpenAi => match &asked.handover.cache_salt {
+            Some(salt) => {
+                let salt = serde_json::Value::from(salt.as_str()).to_string();
+                (asked.endpoint.path(), with_field(&asked.body, "cache_salt", salt.as_bytes()).into())
+            }
+            None => (asked.endpoint.path(), asked.body.clone()),
+        },
     };
     let mut request = Request::new(Full::new(body));
     *request.method_mut() = Method::POST;
@@ -236,4 +275,26 @@ fn request(asked: &Asked, worker: &Worker) -> Request<Full<Bytes>> {
         headers.insert(AUTHORIZATION, authorization.clone());
     }
     request
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_end_with_an_empty_line_of_either_kind() {
+        assert_eq!(end_of_event(b"data: a\n\ndata: b\n\n"), Some(9));
+        assert_eq!(end_of_event(b"data: a\r\n\r\nx"), Some(11));
+        assert_eq!(end_of_event(b"data: a\n: c\r\n"), None);
+        assert_eq!(end_of_event(b"data: a\r\n\r"), None);
+    }
+
+    #[test]
+    fn what_every_worker_would_say_is_final_and_no_fault() {
+        let of = |status| (is_final(status), LegError::Status(status).is_fault());
+        assert_eq!(of(StatusCode::BAD_REQUEST), (true, false));
+        assert_eq!(of(StatusCode::GATEWAY_TIMEOUT), (true, false));
+        assert_eq!(of(StatusCode::TOO_MANY_REQUESTS), (false, false));
+        assert_eq!(of(StatusCode::INTERNAL_SERVER_ERROR), (false, true));
+    }
 }

@@ -16,6 +16,7 @@ mod leg;
 pub mod metrics;
 pub mod pick;
 pub mod policies;
+pub mod recent;
 mod relay;
 pub mod ring;
 pub mod server;
@@ -25,7 +26,7 @@ pub mod workers_file;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 
 use prometheus::Registry;
 
@@ -41,6 +42,7 @@ pub struct Router {
     pub(crate) fleet: Fleet,
     pub(crate) sessions: Sessions,
     pub(crate) turn: AtomicU64,
+    pub(crate) num_hedges: AtomicUsize,
 }
 
 impl Router {
@@ -54,7 +56,8 @@ impl Router {
         connector: Arc<dyn Connector>,
     ) -> prometheus::Result<Arc<Self>> {
         let fleet = Fleet::new(&config, RouterMetrics::new(registry)?, connector);
-        Ok(Arc::new(Self { config, fleet, sessions: Sessions::default(), turn: AtomicU64::new(0) }))
+        let (turn, num_hedges) = (AtomicU64::new(0), AtomicUsize::new(0));
+        Ok(Arc::new(Self { config, fleet, sessions: Sessions::default(), turn, num_hedges }))
     }
 
     /// The workers.

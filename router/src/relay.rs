@@ -11,18 +11,19 @@ use axum::body::Body;
 use axum::response::Response;
 use bytes::{Bytes, BytesMut};
 use futures_util::stream;
-use protocol::handover::{Delivery, HAND_OFF, Progress, Used};
+use protocol::handover::{Delivery, HAND_OFF, Progress, USAGE_TOLD, Used};
 
 use crate::Router;
 use crate::asked::Asked;
 use crate::dispatch::{Outcome, stream_head};
-use crate::leg::{Leg, LegError};
-use crate::worker::{Kind, Worker};
+use crate::leg::{self, Leg, LegError};
+use crate::worker::Worker;
 
 /// So long a stream that has begun waits for a worker to go on at.
 const CONTINUE_WITHIN: Duration = Duration::from_secs(20);
-/// Between two looks.
-const LOOK: Duration = Duration::from_millis(50);
+/// Between two rounds of tries.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// A stream.
 pub(crate) struct Relay {
@@ -41,6 +42,12 @@ pub(crate) struct Relay {
     /// Failures since a token came.
     failures: usize,
     ended: bool,
+    /// Whether all that was delivered is known, so that it can go on elsewhere.
+    resumable: bool,
+    /// Since when an event is awaited that is more than a sign of life.
+    waiting_since: Option<Instant>,
+    /// A failure that is dealt with once the client has what came before it.
+    failed: Option<LegError>,
     /// What came before the client reads.
     ready: BytesMut,
 }
@@ -65,21 +72,21 @@ impl Relay {
         outcome: &Outcome,
     ) -> Result<Self, LegError> {
         let outcome = Outcome { began: outcome.began, tries: outcome.tries };
-        let progress = vec![Progress::default(); asked.n.clamp(1, 128)];
-        let ready = BytesMut::new();
-        let (delivered, continued, failures, ended) = (false, false, 0, false);
         let mut relay = Self {
             router,
+            progress: vec![Progress::default(); asked.n.clamp(1, 128)],
             asked,
             leg: Some(leg),
-            progress,
             predicted,
             outcome,
-            delivered,
-            continued,
-            failures,
-            ended,
-            ready,
+            delivered: false,
+            continued: false,
+            failures: 0,
+            ended: false,
+            resumable: true,
+            waiting_since: None,
+            failed: None,
+            ready: BytesMut::new(),
         };
         // Where two race, it is for the first token; else the client hears as soon as there is anything.
         match relay.router.config.hedge_after {
@@ -129,8 +136,9 @@ impl Relay {
     /// The next piece for the client; `None` at the end.
     async fn next(&mut self) -> Option<Bytes> {
         while self.ready.is_empty() && !self.ended {
-            if let Err(error) = self.step().await {
-                self.go_on(error).await;
+            match self.failed.take() {
+                Some(error) => self.go_on(error).await,
+                None => self.failed = self.step().await.err(),
             }
         }
         if self.ready.is_empty() {
@@ -142,10 +150,16 @@ impl Relay {
 
     /// Takes in the next event, and those that came with it.
     async fn step(&mut self) -> Result<(), LegError> {
-        let begun = self.progress.iter().any(|progress| !progress.token_ids.is_empty());
-        let limit = begun.then_some(self.router.config.stream_timeout);
+        let config = &self.router.config;
+        let limit = if self.has_tokens() { config.stream_timeout } else { config.answer_timeout };
+        let until = *self.waiting_since.get_or_insert_with(Instant::now) + limit;
         let Some(leg) = &mut self.leg else { return Err(LegError::Broken("there is no worker".into())) };
-        let Some(mut event) = leg.next_event(limit).await? else {
+        let Some(mut event) = leg.next_event(until).await? else {
+            // Servers that are not ours may end without saying so.
+            if !leg.tells() && self.delivered {
+                self.done().await;
+                return Ok(());
+            }
             return Err(LegError::Broken("it ended early".into()));
         };
         loop {
@@ -164,6 +178,12 @@ impl Relay {
         }
     }
 
+    /// Whether any token came.
+    fn has_tokens(&self) -> bool {
+        let tells = self.leg.as_ref().is_some_and(Leg::tells);
+        if tells { self.progress.iter().any(|progress| !progress.token_ids.is_empty()) } else { self.delivered }
+    }
+
     /// Takes in one event: notes what it delivers, and passes the rest on.
     fn take(&mut self, event: &Bytes) -> Taken {
         let tells = self.leg.as_ref().is_some_and(Leg::tells);
@@ -178,28 +198,39 @@ impl Relay {
             }
             self.note(&comment);
         }
-        if tells && rest.starts_with(b"data: {\"error\"") && is_server_error(rest) {
+        let data = rest.strip_prefix(b"data:").map(|data| data.trim_ascii());
+        let is_error = data.is_some_and(|data| data.starts_with(b"{\"error\""));
+        let nothing_yet = !self.delivered && self.ready.is_empty();
+        if is_error && ((tells && is_server_error(data.unwrap_or_default())) || (!tells && nothing_yet)) {
             return Taken::Failed(LegError::Failed(String::from_utf8_lossy(rest).trim().to_owned()));
         }
         if rest.iter().any(|byte| !matches!(byte, b'\n' | b'\r')) {
             self.ready.extend_from_slice(rest);
         }
-        let is_error = rest.starts_with(b"data: {\"error\"");
-        if is_error || rest.trim_ascii() == b"data: [DONE]" { Taken::Done } else { Taken::GoOn }
+        if data.is_some() {
+            self.waiting_since = None;
+        }
+        if is_error || data == Some(b"[DONE]") { Taken::Done } else { Taken::GoOn }
     }
 
     fn note(&mut self, comment: &str) {
         if let Some(delivery) = Delivery::parse(comment) {
-            if let Some(progress) = self.progress.get_mut(delivery.index) {
-                progress.note(&delivery);
-            }
             if !delivery.token_ids.is_empty() {
                 self.failures = 0;
             }
-        } else if let (Some(used), Some(leg)) = (Used::of_comment(comment), &self.leg)
-            && !self.continued
-        {
-            self.router.used(leg.worker(), self.predicted, &used);
+            match self.progress.get_mut(delivery.index) {
+                Some(progress) => progress.note(&delivery),
+                None => self.resumable = false,
+            }
+        } else if let Some(used) = Used::of_comment(comment) {
+            if let Some(leg) = self.leg.as_ref().filter(|_| !self.continued) {
+                self.router.used(leg.worker(), self.predicted, &used);
+            }
+        } else if comment == USAGE_TOLD {
+            self.asked.handover.usage_told = true;
+        } else {
+            // It delivers something, and nobody knows what.
+            self.resumable = false;
         }
     }
 
@@ -227,9 +258,10 @@ impl Relay {
         );
         self.failures += 1;
         let begun = self.delivered || !self.ready.is_empty();
-        if (begun && !tells) || self.failures > self.router.config.max_tries {
+        if (begun && !(tells && self.resumable)) || self.failures > self.router.config.max_tries {
             return self.give_up(&error);
         }
+        self.waiting_since = None;
         let reason = error.reason();
         match self.next_leg(&worker, begun).await {
             Some(leg) => {
@@ -244,22 +276,35 @@ impl Relay {
     /// The rest of the stream at another worker; at the same one where there is no other.
     async fn next_leg(&mut self, failed: &Arc<Worker>, begun: bool) -> Option<Leg> {
         self.asked.handover.resume = if begun { self.progress.clone() } else { Vec::new() };
+        self.asked.handover.elapsed_ms = self.outcome.began.elapsed().as_millis() as u64;
         let until = Instant::now() + CONTINUE_WITHIN;
-        let mut tried = vec![Arc::clone(&failed.name)];
+        let (mut tried, mut pause) = (vec![Arc::clone(&failed.name)], FIRST_PAUSE);
         while Instant::now() < until {
             let choice = self.router.choose(&self.asked, &tried);
-            let mut order = choice.order().filter(|(worker, ..)| !begun || worker.config.kind == Kind::Pagoda);
-            let Some((worker, _, uncached)) = order.next() else {
-                // All were tried or are away: they may come back.
+            let mut order = choice.order().filter(|(worker, ..)| !begun || worker.tells());
+            let next = order.next().filter(|_| tried.len() <= self.router.config.max_tries);
+            let Some((worker, _, uncached)) = next else {
+                // Those that were tried are busy or away: they may come back.
                 tried.clear();
-                tokio::time::sleep(LOOK).await;
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
                 continue;
             };
             self.outcome.tries += 1;
-            match self.router.open(&self.asked, worker, uncached).await {
-                Ok(leg) if leg.head.status() == hyper::StatusCode::OK => return Some(leg),
-                Ok(leg) => self.router.failed(worker, &LegError::Status(leg.head.status())),
-                Err(error) => self.router.failed(worker, &error),
+            let opened = tokio::time::timeout_at(until.into(), self.router.open(&self.asked, worker, uncached)).await;
+            let status = match opened {
+                Ok(Ok(leg)) if leg.is_stream() => return Some(leg),
+                Ok(Ok(leg)) => leg.head.status(),
+                Ok(Err(error)) => {
+                    self.router.failed(worker, &error);
+                    tried.push(Arc::clone(&worker.name));
+                    continue;
+                }
+                Err(_) => return None,
+            };
+            self.router.failed(worker, &LegError::Status(status));
+            if leg::is_final(status) {
+                return None;
             }
             tried.push(Arc::clone(&worker.name));
         }
@@ -278,7 +323,6 @@ impl Relay {
 
 /// Whether an error event says that the engine failed, and not that the request did.
 fn is_server_error(event: &[u8]) -> bool {
-    let Some(json) = event.strip_prefix(b"data: ") else { return false };
-    let Ok(body) = serde_json::from_slice::<serde_json::Value>(json.trim_ascii()) else { return false };
+    let Ok(body) = serde_json::from_slice::<serde_json::Value>(event) else { return false };
     body["error"]["type"] == "server_error" && body["error"]["code"].is_null()
 }

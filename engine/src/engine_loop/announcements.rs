@@ -12,7 +12,7 @@ impl EngineLoop {
         if self.announcer.num_held() > 0
             && let Some(sequence) = self.engine.scheduler().waiting(id)
         {
-            sequence.announcements().for_each(|announcement| self.announcer.contradict(&announcement));
+            sequence.chunks().iter().for_each(|chunk| self.announcer.contradict(chunk.hash, sequence.block_hashes()));
         }
     }
 

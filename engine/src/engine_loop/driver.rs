@@ -197,9 +197,13 @@ impl EngineLoop {
         while let Ok(submission) = receiver.try_recv() {
             self.take(submission);
         }
-        // One between two steps, so that many do not hold streams up.
-        if let Ok(command) = self.commands.try_recv() {
+        // One that copies blocks between two steps, so that many do not hold streams up.
+        while let Ok(command) = self.commands.try_recv() {
+            let copies = command.copies();
             self.obey(command, runner)?;
+            if copies {
+                break;
+            }
         }
         Ok(true)
     }

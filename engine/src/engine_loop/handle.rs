@@ -211,20 +211,24 @@ impl EngineHandle {
         if self.stats.borrow().refuses {
             return Err(RequestError::Refused);
         }
-        self.check(request)?;
         let limit = self.shape.max_queue + self.shape.max_num_seqs;
         if wanted > limit {
             return Err(RequestError::TooManyAnswers { wanted, limit });
         }
+        let varied = |index| {
+            let mut request = request.clone();
+            vary(index, &mut request);
+            request
+        };
+        let requests: Vec<EngineRequest> = (0..wanted).map(varied).collect();
+        requests.iter().try_for_each(|request| self.check(request))?;
         let in_engine = self.in_engine.fetch_add(wanted, Ordering::Relaxed);
         let admitted: Vec<Admitted> = (0..wanted).map(|_| Admitted(Arc::clone(&self.in_engine))).collect();
         if in_engine + wanted > limit {
             return Err(RequestError::QueueFull { in_engine, wanted, limit });
         }
         let arrived = Instant::now();
-        let submit = |(index, admitted): (usize, Admitted)| {
-            let mut request = request.clone();
-            vary(index, &mut request);
+        let submit = |(request, admitted): (EngineRequest, Admitted)| {
             let (sender, events) = mpsc::channel(request.params.max_tokens + 4);
             let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
             // A time that no clock can tell is no deadline.
@@ -236,7 +240,7 @@ impl EngineHandle {
             self.submissions.try_send(submission).map_err(gone)?;
             Ok(Generation { events, deadline })
         };
-        admitted.into_iter().enumerate().map(submit).collect()
+        requests.into_iter().zip(admitted).map(submit).collect()
     }
 
     fn check(&self, request: &EngineRequest) -> Result<(), RequestError> {

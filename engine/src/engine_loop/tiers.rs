@@ -30,6 +30,13 @@ pub(crate) enum Command {
     Subscribe { reply: oneshot::Sender<Subscription> },
 }
 
+impl Command {
+    /// Whether it takes the device's time.
+    pub(super) fn copies(&self) -> bool {
+        matches!(self, Self::Pool(PoolJob::Get { .. }))
+    }
+}
+
 impl EngineLoop {
     /// Tells what this engine's blocks are, once its runner is there.
     pub(super) fn know_blocks<R: StepRunner>(&mut self, runner: &R) {

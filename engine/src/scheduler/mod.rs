@@ -396,10 +396,11 @@ impl Scheduler {
         sequence.staged.cut(num_cached / self.blocks.block_size());
         if sequence.num_cached_tokens.is_none() {
             let num_staged = sequence.staged.len() * self.blocks.block_size();
-            sequence.num_cached_tokens = Some(num_cached + num_staged);
+            // One that goes on elsewhere may find its own tokens too: they are no part of the prompt.
+            sequence.num_cached_tokens = Some((num_cached + num_staged).min(sequence.prompt_len));
             if self.limits.enable_prefix_caching {
                 self.counters.num_queried_tokens += sequence.prompt_len as u64;
-                self.counters.num_hit_tokens += num_cached as u64;
+                self.counters.num_hit_tokens += num_cached.min(sequence.prompt_len) as u64;
             }
         }
     }

@@ -1,6 +1,7 @@
 //! `POST /v1/chat/completions`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Extension;
 use axum::body::Body;
@@ -43,16 +44,18 @@ pub(super) async fn chat_completions(
         prompt_logprobs: sampling.prompt_logprobs,
         default_max_tokens: None,
         resume: handover.as_ref().map(|handover| handover.resume.clone()).unwrap_or_default(),
+        elapsed: Duration::from_millis(handover.as_ref().map_or(0, |handover| handover.elapsed_ms)),
     };
     let prompt_tokens = prompt.token_ids.len();
     let generations = server.generate(&prompt, sampling, &wanted)?;
     let head = server.head("chatcmpl", model, handover.as_ref());
-    let conversation = Conversation::keep(&server, prompt.content, name, &prompt.token_ids);
+    let one = wanted.num_answers == 1;
+    let conversation = one.then(|| Conversation::keep(&server, prompt.content, name, &prompt.token_ids)).flatten();
     if sampling.stream {
         let include_usage = sampling.include_usage;
         let has_logprobs = request.logprobs.is_some();
         let chunks = ChatChunks { server: Arc::clone(&server), head, prompt_tokens, include_usage, has_logprobs };
-        let relayed = handover.map(|_| server.relayed(&wanted));
+        let relayed = handover.map(|handover| server.relayed(&wanted, handover.usage_told));
         let account = Account::open(&server, caller, prompt_tokens);
         return Ok(stream::respond(generations, chunks, account, relayed, conversation));
     }

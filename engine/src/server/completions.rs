@@ -1,6 +1,7 @@
 //! `POST /v1/completions`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Extension;
 use axum::body::Body;
@@ -51,6 +52,7 @@ pub(super) async fn completions(
         prompt_logprobs: sampling.prompt_logprobs.max(request.logprobs.filter(|_| request.echo)),
         default_max_tokens: Some(DEFAULT_MAX_TOKENS),
         resume: handover.as_ref().map(|handover| handover.resume.clone()).unwrap_or_default(),
+        elapsed: Duration::from_millis(handover.as_ref().map_or(0, |handover| handover.elapsed_ms)),
     };
     let prompt_tokens = prompt.token_ids.len();
     let first_token = prompt.token_ids.first().copied();
@@ -68,9 +70,10 @@ pub(super) async fn completions(
         prompt_tokens,
         offsets: (0..request.best_of).map(|_| CompletionWriter::new()).collect(),
     };
-    let conversation = Conversation::keep(&server, prompt.content, name, &prompt.token_ids);
+    let one = wanted.num_answers == 1;
+    let conversation = one.then(|| Conversation::keep(&server, prompt.content, name, &prompt.token_ids)).flatten();
     if sampling.stream {
-        let relayed = handover.map(|_| server.relayed(&wanted));
+        let relayed = handover.map(|handover| server.relayed(&wanted, handover.usage_told));
         let account = Account::open(&server, caller, prompt_tokens);
         return Ok(stream::respond(generations, writer, account, relayed, conversation));
     }

@@ -91,13 +91,16 @@ impl Conversation {
         tokio::spawn(async move {
             let Self { server, content, name, mut prompt } = self;
             prompt.extend(generated);
-            let with_answer = move |server: &Server| Ok(announcements(server, content, &name, &prompt, text));
-            // What cannot be rendered or tokenised with the answer is not announced.
-            if let Ok(announcements) = server.prepare(with_answer).await
+            // New prompts go first: where many answers end at once, some are not told of.
+            let Ok(turn) = Arc::clone(&server.announcing).try_acquire_owned() else { return };
+            let rendering = Arc::clone(&server);
+            let work = move || announcements(&rendering, content, &name, &prompt, text);
+            if let Ok(announcements) = tokio::task::spawn_blocking(work).await
                 && !announcements.is_empty()
             {
                 server.engine.announce(announcements).await;
             }
+            drop(turn);
         });
     }
 }

@@ -93,6 +93,8 @@ pub struct Server {
     drain_asked: Notify,
     /// Prompts being rendered and tokenised.
     preparing: Arc<Semaphore>,
+    /// Conversations being looked at with their answers.
+    announcing: Arc<Semaphore>,
     /// Bytes of bodies that may be in memory.
     body_bytes: Arc<Semaphore>,
     /// Another at each start.
@@ -127,6 +129,7 @@ impl Server {
             event_readers: events::NumReaders::new(0),
             drain_asked: Notify::new(),
             preparing,
+            announcing: Arc::new(Semaphore::new(1)),
             epoch,
             text_bytes: AtomicU64::new(0),
             text_tokens: AtomicU64::new(0),

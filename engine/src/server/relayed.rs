@@ -24,8 +24,8 @@ pub(super) fn of_body(body: &Value) -> Result<Handover, FieldError> {
 
 impl Server {
     /// A stream to a router.
-    pub(super) fn relayed(&self, wanted: &Wanted) -> Relayed {
-        Relayed::new(wanted.num_answers, &wanted.resume, self.draining.subscribe())
+    pub(super) fn relayed(&self, wanted: &Wanted, usage_told: bool) -> Relayed {
+        Relayed::new(wanted.num_answers, &wanted.resume, usage_told, self.draining.subscribe())
     }
 }
 
@@ -41,17 +41,23 @@ struct Relay {
 /// All answers of one stream.
 pub(super) struct Relayed {
     relays: Vec<Relay>,
+    usage_told: bool,
     draining: watch::Receiver<bool>,
 }
 
 impl Relayed {
-    fn new(num_answers: usize, resume: &[Progress], draining: watch::Receiver<bool>) -> Self {
+    fn new(num_answers: usize, resume: &[Progress], usage_told: bool, draining: watch::Receiver<bool>) -> Self {
         let before = |index: usize| resume.get(index).cloned().unwrap_or_default();
         let relay = |index| {
             let before = before(index);
             Relay { text_bytes: before.text_bytes, before, token_ids: Vec::new() }
         };
-        Self { relays: (0..num_answers).map(relay).collect(), draining }
+        Self { relays: (0..num_answers).map(relay).collect(), usage_told, draining }
+    }
+
+    /// Whether another engine has told the usage.
+    pub(super) fn usage_told(&self) -> bool {
+        self.usage_told
     }
 
     /// How far an answer was when this stream began.

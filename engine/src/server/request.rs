@@ -30,6 +30,8 @@ pub(super) struct Wanted {
     pub(super) default_max_tokens: Option<usize>,
     /// By answer, how far other engines came with it.
     pub(super) resume: Vec<Progress>,
+    /// Since the client asked.
+    pub(super) elapsed: Duration,
 }
 
 /// What a router says beside the request, where one asks.
@@ -90,7 +92,10 @@ impl Server {
         let params = self.sampling_params(fields, prompt.len(), wanted)?;
         check_num_logprobs(prompt.len(), &params, wanted.num_answers)?;
         let asked = fields.timeout_s.map(Duration::from_secs_f64);
+        check_resume(fields, wanted)?;
         let timeout = [asked, self.config.max_request_time].into_iter().flatten().min();
+        // The time that other engines took is over.
+        let timeout = timeout.map(|timeout| timeout.saturating_sub(wanted.elapsed));
         let (priority, cache_salt) = (fields.priority, fields.cache_salt.clone());
         let request = EngineRequest { prompt, params, priority, cache_salt, timeout, generated: Vec::new(), chunks };
         let generations = self.engine.generate_all(&request, wanted.num_answers, |choice, request| {
@@ -100,6 +105,10 @@ impl Server {
             params.prompt_logprobs = params.prompt_logprobs.filter(|_| choice == 0 || fields.stream);
             if let Some(progress) = wanted.resume.get(choice) {
                 request.generated.clone_from(&progress.token_ids);
+                if progress.finished {
+                    // It ends where it ended.
+                    request.params.max_tokens = progress.token_ids.len().max(1);
+                }
             }
         })?;
         self.engine.metrics().asked(wanted.num_answers);
@@ -174,6 +183,22 @@ impl Server {
         let cached = answers.iter().map(|answer| answer.num_cached_tokens).min().unwrap_or(0);
         record_usage(&tracing::Span::current(), prompt_tokens, generated);
         Usage::new(prompt_tokens, cached, generated)
+    }
+}
+
+/// Refuses to go on with what cannot have been begun.
+fn check_resume(fields: &SamplingFields, wanted: &Wanted) -> Result<(), ApiError> {
+    let resume = &wanted.resume;
+    let wrong = |message: String| Err(FieldError::new("pagoda.resume", message).into());
+    if resume.is_empty() {
+        return Ok(());
+    }
+    if !fields.stream || resume.len() != wanted.num_answers {
+        return wrong(format!("has {} answers of a stream of {}", resume.len(), wanted.num_answers));
+    }
+    match resume.iter().position(|progress| progress.token_ids.is_empty() && progress.text_bytes > 0) {
+        Some(index) => wrong(format!("answer {index} has text without tokens")),
+        None => Ok(()),
     }
 }
 

@@ -12,7 +12,7 @@ use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt;
 use futures_util::stream::{self, Stream};
-use protocol::handover::{Progress, Used};
+use protocol::handover::{Progress, USAGE_TOLD, Used};
 use serde::Serialize;
 
 use super::answer::{Account, Events, Token, merged};
@@ -60,6 +60,8 @@ struct Streaming<C> {
     num_cached: Option<usize>,
     account: Account,
     ended: bool,
+    /// Tokens that other engines generated.
+    num_replayed: usize,
     /// Of a stream to a router.
     relayed: Option<Relayed>,
     /// The one answer so far, where it is to be announced.
@@ -77,7 +79,7 @@ pub(super) fn respond<C: Chunks>(
     conversation: Option<Conversation>,
 ) -> Response {
     let num_left = generations.len();
-    let answer = conversation.filter(|_| num_left == 1).map(|conversation| (conversation, String::new(), Vec::new()));
+    let answer = conversation.map(|conversation| (conversation, String::new(), Vec::new()));
     let mut state = Streaming {
         events: merged(generations),
         chunks,
@@ -86,6 +88,7 @@ pub(super) fn respond<C: Chunks>(
         num_cached: None,
         account,
         ended: false,
+        num_replayed: 0,
         relayed,
         answer,
         span: tracing::Span::current(),
@@ -145,7 +148,10 @@ impl<C: Chunks> Streaming<C> {
         let Some((index, event)) = event else {
             return self.fail(RequestError::EngineFailed("its thread has ended".into()));
         };
+        let is_over = self.before(index).finished;
         match event {
+            // An answer that has ended elsewhere is looked at for its usage only.
+            EngineEvent::Prompt { .. } | EngineEvent::Token { .. } if is_over => {}
             EngineEvent::Resumed { text, num_generated } => self.resume(index, &text, num_generated),
             EngineEvent::Prompt { num_cached_tokens, logprobs } => {
                 self.num_cached = Some(self.num_cached.map_or(num_cached_tokens, |least| least.min(num_cached_tokens)));
@@ -170,7 +176,7 @@ impl<C: Chunks> Streaming<C> {
                 }
             }
             EngineEvent::Finished { reason, text, .. } => {
-                if !self.before(index).finished {
+                if !is_over {
                     if let Some((_, answer, _)) = &mut self.answer {
                         answer.push_str(&text);
                     }
@@ -189,7 +195,7 @@ impl<C: Chunks> Streaming<C> {
 
     /// Goes on where another engine's stream was cut: what of the text was not delivered is.
     fn resume(&mut self, index: usize, text: &str, num_generated: usize) {
-        self.account.generated += num_generated;
+        self.num_replayed += num_generated;
         let Progress { token_ids, text_bytes, finished, .. } = self.before(index);
         self.chunks.skip(index, &token_ids);
         if let Some((_, answer, all)) = &mut self.answer {
@@ -220,20 +226,29 @@ impl<C: Chunks> Streaming<C> {
 
     fn end(&mut self) {
         self.ended = true;
-        let (cached, generated) = (self.num_cached.unwrap_or(0), self.account.generated);
+        // What another engine generated is in the answer's usage, and was counted there.
+        let (cached, generated) = (self.num_cached.unwrap_or(0), self.account.generated + self.num_replayed);
         record_usage(&self.span, self.account.prompt_tokens, generated);
-        self.ready.extend(self.chunks.usage(cached, generated).map(|chunk| data(&chunk)));
+        let told = match &self.relayed {
+            Some(relayed) => {
+                let prompt_tokens = self.account.prompt_tokens;
+                let used = Used { prompt_tokens, cached_tokens: cached, completion_tokens: generated };
+                self.ready.push_back(Event::default().comment(used.comment()));
+                relayed.usage_told()
+            }
+            None => false,
+        };
+        if let Some(chunk) = self.chunks.usage(cached, generated).filter(|_| !told) {
+            let event = match &self.relayed {
+                Some(_) => Event::default().comment(USAGE_TOLD),
+                None => Event::default(),
+            };
+            self.ready.push_back(with_data(event, &chunk));
+        }
         if let Some((conversation, text, token_ids)) = self.answer.take() {
             conversation.answered(text, token_ids);
         }
-        self.ready.push_back(match self.relayed {
-            Some(_) => {
-                let prompt_tokens = self.account.prompt_tokens;
-                let used = Used { prompt_tokens, cached_tokens: cached, completion_tokens: generated };
-                Event::default().comment(used.comment()).data("[DONE]")
-            }
-            None => Event::default().data("[DONE]"),
-        });
+        self.ready.push_back(Event::default().data("[DONE]"));
     }
 
     fn fail(&mut self, error: RequestError) {

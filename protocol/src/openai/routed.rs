@@ -54,13 +54,13 @@ struct RoutedMessage<'a> {
 }
 
 impl<'a> RoutedRequest<'a> {
-    /// Reads a body.
+    /// Reads a body of chat (`messages` count) or of another endpoint (`prompt` does).
     ///
     /// # Errors
     /// When it is no JSON object, or a field that decides where it goes has another type.
-    pub fn parse(body: &'a [u8]) -> Result<Self, serde_json::Error> {
+    pub fn parse(body: &'a [u8], is_chat: bool) -> Result<Self, serde_json::Error> {
         let mut deserializer = serde_json::Deserializer::from_slice(body);
-        let request = deserializer.deserialize_map(RequestVisitor)?;
+        let request = deserializer.deserialize_map(RequestVisitor { is_chat })?;
         deserializer.end()?;
         Ok(request)
     }
@@ -122,7 +122,9 @@ impl<'de> Deserialize<'de> for Text<'de> {
     }
 }
 
-struct RequestVisitor;
+struct RequestVisitor {
+    is_chat: bool,
+}
 
 impl<'de> Visitor<'de> for RequestVisitor {
     type Value = RoutedRequest<'de>;
@@ -147,11 +149,15 @@ impl<'de> Visitor<'de> for RequestVisitor {
                     request.cache_salt =
                         fields.next_value::<Option<Text<'de>>>()?.map(|text| text.0).unwrap_or_default();
                 }
-                "user" => request.user = fields.next_value::<Option<Text<'de>>>()?.map(|text| text.0),
+                // A hint: whatever else it is, the engine does not look at it either.
+                "user" => request.user = fields.next_value::<Value>()?.as_str().map(|user| Cow::Owned(user.to_owned())),
                 "tools" => request.tools = fields.next_value()?,
                 "chat_template_kwargs" => request.template_arguments = fields.next_value()?,
-                "messages" => request.content = Content::Messages(fields.next_value_seed(Messages)?),
-                "prompt" => request.content = fields.next_value_seed(Prompt)?,
+                // Null is as good as absent.
+                "messages" if self.is_chat => {
+                    request.content = fields.next_value_seed(Messages)?.map_or(Content::None, Content::Messages);
+                }
+                "prompt" if !self.is_chat => request.content = fields.next_value_seed(Prompt)?,
                 _ => drop(fields.next_value::<IgnoredAny>()?),
             }
         }
@@ -162,15 +168,19 @@ impl<'de> Visitor<'de> for RequestVisitor {
 struct Messages;
 
 impl<'de> DeserializeSeed<'de> for Messages {
-    type Value = Vec<RoutedMessage<'de>>;
+    type Value = Option<Vec<RoutedMessage<'de>>>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_seq(self)
+        deserializer.deserialize_any(self)
     }
 }
 
 impl<'de> Visitor<'de> for Messages {
-    type Value = Vec<RoutedMessage<'de>>;
+    type Value = Option<Vec<RoutedMessage<'de>>>;
+
+    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a list of messages")
@@ -181,7 +191,7 @@ impl<'de> Visitor<'de> for Messages {
         while let Some(message) = items.next_element_seed(Message)? {
             messages.push(message);
         }
-        Ok(messages)
+        Ok(Some(messages))
     }
 }
 
@@ -359,7 +369,7 @@ mod tests {
     fn the_chain_is_that_of_the_engine() {
         let parts = json!([{ "type": "text", "text": "a\n" }, { "type": "text", "text": "b" }]);
         let body = json!({
-            "temperature": 0.5, "model": "m", "stream": true, "cache_salt": "s", "max_tokens": 7, "extra": { "a": [1] },
+            "temperature": 0.5, "model": "m", "prompt": "not of chat", "user": 5, "stream": true, "cache_salt": "s", "max_tokens": 7, "extra": { "a": [1] },
             "messages": [
                 { "role": "developer", "content": parts },
                 { "content": "quo\"te é", "name": "me", "role": "user" },
@@ -368,7 +378,7 @@ mod tests {
             ],
         });
         let text = body.to_string();
-        let routed = RoutedRequest::parse(text.as_bytes()).unwrap();
+        let routed = RoutedRequest::parse(text.as_bytes(), true).unwrap();
         assert_eq!((routed.model.as_deref(), routed.stream, routed.max_tokens), (Some("m"), true, Some(7)));
         assert_eq!((routed.first_user_message(), &*routed.cache_salt, routed.has_seed), (1, "s", false));
         let parsed = ChatRequest::parse(&body).unwrap();
@@ -381,9 +391,9 @@ mod tests {
     #[test]
     fn prompts_are_text_or_token_ids() {
         for prompt in [json!("some text"), json!(["some text"]), json!([1, 2, 3]), json!([[1, 2, 3]])] {
-            let body = json!({ "prompt": prompt });
+            let body = json!({ "prompt": prompt, "messages": null });
             let text = body.to_string();
-            let routed = RoutedRequest::parse(text.as_bytes()).unwrap().chain("m", "s");
+            let routed = RoutedRequest::parse(text.as_bytes(), false).unwrap().chain("m", "s");
             let mut chain = match CompletionRequest::parse(&body).unwrap().prompt {
                 Parsed::Text(text) => {
                     let mut chain = PromptChain::new(&root(ChainKind::Text));
@@ -410,7 +420,7 @@ mod tests {
             (r#"{"stream": true"#, "EOF"),
             (r#"{"stream": true} x"#, "trailing"),
         ] {
-            let error = RoutedRequest::parse(body.as_bytes()).unwrap_err().to_string();
+            let error = RoutedRequest::parse(body.as_bytes(), !body.contains("prompt")).unwrap_err().to_string();
             assert!(error.contains(words) && error.contains("line 1"), "{body}: {error}");
         }
     }

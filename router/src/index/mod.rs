@@ -139,9 +139,11 @@ impl Index {
             if num_chunks == 0 {
                 alive.extend_from_slice(sets.members(set));
             } else if set != last_set {
-                let members = sets.members(set);
+                // Both are in order, and mostly the same.
+                let mut members = sets.members(set).iter().peekable();
                 alive.retain(|slot| {
-                    let stays = members.binary_search(slot).is_ok();
+                    while members.next_if(|&member| member < slot).is_some() {}
+                    let stays = members.next_if(|&member| member == slot).is_some();
                     if !stays {
                         done.push(Held { slot: *slot, num_chunks, num_tokens });
                     }

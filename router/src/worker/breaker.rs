@@ -1,7 +1,7 @@
 //! A worker's circuit: after some failures in a row it is not asked for a while, which doubles as long as it fails.
 //!
 //! Held by the worker; outcomes of requests and probes come in. Time comes in as a value. Invariants: while open, nothing is
-//! asked; when the time is over, one request after the other may try; one success closes it.
+//! asked; when the time is over requests may try again: a failure opens it for twice as long, a success closes it.
 
 use std::time::{Duration, Instant};
 

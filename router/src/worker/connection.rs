@@ -4,6 +4,7 @@
 //! end; dropping an answer that has not closes it, which cancels the request there.
 
 use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,9 @@ use tokio::net::TcpStream;
 const MAX_IDLE: usize = 256;
 /// So long one is kept: shorter than servers keep theirs.
 const MAX_IDLE_TIME: Duration = Duration::from_secs(20);
+
+/// A host that does not answer by then is away.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A connection's two directions.
 pub trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -73,7 +77,25 @@ type Sender = SendRequest<Full<Bytes>>;
 pub struct Upstream {
     address: String,
     connector: Arc<dyn Connector>,
-    idle: Arc<Mutex<Vec<(Sender, Instant)>>>,
+    idle: Arc<Idle>,
+}
+
+/// Connections that nobody uses, by the thread that does: an answer that comes to another thread must wake this one.
+#[derive(Default)]
+struct Idle([Mutex<Vec<(Sender, Instant)>>; NUM_THREADS]);
+
+/// Threads that are told apart.
+const NUM_THREADS: usize = 16;
+
+thread_local! {
+    static THREAD: usize = NEXT_THREAD.fetch_add(1, Ordering::Relaxed) % NUM_THREADS;
+}
+static NEXT_THREAD: AtomicUsize = AtomicUsize::new(0);
+
+impl Idle {
+    fn of_this_thread(&self) -> MutexGuard<'_, Vec<(Sender, Instant)>> {
+        lock(&self.0[THREAD.with(|thread| *thread)])
+    }
 }
 
 /// An answer and the connection that it comes by.
@@ -86,7 +108,7 @@ pub struct Answer {
 /// A connection in use.
 pub struct Kept {
     sender: Option<Sender>,
-    idle: Arc<Mutex<Vec<(Sender, Instant)>>>,
+    idle: Arc<Idle>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -104,7 +126,7 @@ impl Kept {
     /// The answer has been read to its end: the connection is free.
     pub fn give_back(mut self) {
         if let Some(sender) = self.sender.take() {
-            let mut idle = lock(&self.idle);
+            let mut idle = self.idle.of_this_thread();
             if idle.len() < MAX_IDLE && !sender.is_closed() {
                 idle.push((sender, Instant::now()));
             }
@@ -149,7 +171,8 @@ impl Upstream {
 
     async fn connect(&self) -> Result<Sender, UpstreamError> {
         let failed = |error| UpstreamError::Connect { address: self.address.clone(), error };
-        let io = self.connector.connect(&self.address).await.map_err(failed)?;
+        let connected = tokio::time::timeout(CONNECT_TIMEOUT, self.connector.connect(&self.address)).await;
+        let io = connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(failed)?;
         let (sender, connection) = Builder::new().handshake(TokioIo::new(io)).await?;
         // It ends with the sender, or with the other side; the request hears of an error.
         tokio::spawn(async move { drop(connection.await) });
@@ -158,7 +181,7 @@ impl Upstream {
 
     /// A kept connection whose last answer is over.
     fn kept(&self) -> Option<Sender> {
-        let mut idle = lock(&self.idle);
+        let mut idle = self.idle.of_this_thread();
         while let Some(at) = idle.iter().rposition(|(sender, _)| sender.is_ready() || sender.is_closed()) {
             let (sender, since) = idle.swap_remove(at);
             if !sender.is_closed() && since.elapsed() < MAX_IDLE_TIME {
@@ -170,6 +193,6 @@ impl Upstream {
 
     /// Closes what is kept: the worker is gone, and so are its connections.
     pub fn forget(&self) {
-        lock(&self.idle).clear();
+        self.idle.0.iter().for_each(|idle| lock(idle).clear());
     }
 }

@@ -4,7 +4,7 @@
 //! by the next snapshot, and until then stands: a view that is old picks a slower worker, nothing worse.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -51,11 +51,14 @@ enum StreamError {
 pub async fn follow(worker: Arc<Worker>, shared: Arc<Shared>) {
     let mut pause = FIRST_PAUSE;
     loop {
-        let mut reached = false;
+        let (mut reached, began) = (false, Instant::now());
         let ended = stream(&worker, &shared, &mut reached).await;
         worker.lost();
         if reached {
-            pause = FIRST_PAUSE;
+            // One that comes and goes is not followed at every turn: each costs a snapshot.
+            if began.elapsed() > LONGEST_PAUSE {
+                pause = FIRST_PAUSE;
+            }
             shared.metrics.resyncs.with_label_values(&[&worker.name]).inc();
         }
         if let Err(error) = ended {
@@ -70,7 +73,7 @@ pub async fn follow(worker: Arc<Worker>, shared: Arc<Shared>) {
     }
 }
 
-async fn stream(worker: &Arc<Worker>, shared: &Shared, reached: &mut bool) -> Result<(), StreamError> {
+async fn stream(worker: &Arc<Worker>, shared: &Arc<Shared>, reached: &mut bool) -> Result<(), StreamError> {
     let mut request = Request::get("/internal/v1/events").header(HOST, worker.upstream.address());
     if let Some(authorization) = &worker.config.authorization {
         request = request.header(AUTHORIZATION, authorization);
@@ -85,25 +88,24 @@ async fn stream(worker: &Arc<Worker>, shared: &Shared, reached: &mut bool) -> Re
     let WorkerEvent::Hello { mut sequence, report, .. } = events.next().await? else {
         return Err(StreamError::NoHello);
     };
-    // A number of its own: the old one answers until all of the snapshot is there.
-    let Some(slot) = shared.slots.take() else { return Err(StreamError::Ended) };
-    loop {
-        match events.next().await {
-            Ok(WorkerEvent::Snapshot(chunks)) => shared.index.store(slot, &chunks),
-            Ok(WorkerEvent::SnapshotEnd) => break,
-            Ok(_) => {}
-            Err(error) => {
-                shared.forget(slot);
-                return Err(error);
-            }
-        }
-    }
-    // What was sent to it before may be lost with it; what it holds it has just told.
-    shared.estimates.forget(worker.estimated);
-    shared.forget(worker.set_slot(slot));
-    *reached = true;
     tracing::info!(worker = %worker.name, models = ?report.models, device = report.device, "a worker is followed");
     worker.report(*report);
+    // A number of its own: the old one answers until all of the snapshot is there.
+    let mut own = shared.own_slot().ok_or(StreamError::Ended)?;
+    let slot = own.slot();
+    loop {
+        match events.next().await? {
+            WorkerEvent::Snapshot(chunks) => shared.index.store(slot, &chunks),
+            WorkerEvent::SnapshotEnd => break,
+            WorkerEvent::Report(report) => worker.report(*report),
+            WorkerEvent::Hello { .. } | WorkerEvent::Change { .. } => {}
+        }
+    }
+    shared.recent.forget(worker.estimated);
+    // The guard has the old number from here on, and frees that.
+    own.exchange(worker.set_slot(slot));
+    drop(own);
+    *reached = true;
     loop {
         match events.next().await? {
             WorkerEvent::Change { sequence: found, removed, stored } => {

@@ -125,10 +125,12 @@ impl Worker {
     /// It told how it is.
     pub fn report(&self, report: WorkerReport) {
         let mut state = self.state();
+        let is_back =
+            !state.told.connected || state.told.report.as_ref().is_some_and(|before| before.epoch != report.epoch);
         state.told = Told { report: Some(Arc::new(report)), at: Some(Instant::now()), connected: true };
         state.tokens_since = 0.0;
-        // A worker that speaks and takes requests is not one to be shunned: this is what brings a revived one back.
-        if state.told.report.as_ref().is_some_and(|report| report.ready) {
+        // A worker that was away and is back is another: this is what brings a revived one traffic at once.
+        if is_back {
             state.breaker.succeed();
         }
     }

@@ -14,25 +14,28 @@ use protocol::report::{Capacity, Load, Rates, Role};
 use serde_json::Value;
 
 use super::Worker;
+use crate::fleet::Shared;
 
 /// Between two looks.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// For one answer.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// Of an answer.
 const MAX_BYTES: usize = 4 << 20;
 
 /// Looks after a worker until the task is ended.
-pub async fn look(worker: Arc<Worker>) {
+pub async fn look(worker: Arc<Worker>, shared: Arc<Shared>) {
     loop {
         match models(&worker).await {
             Some(models) => {
-                let metrics = get(&worker, "/metrics").await.unwrap_or_default();
-                let metrics = String::from_utf8_lossy(&metrics);
                 if !worker.told().connected {
                     tracing::info!(worker = %worker.name, ?models, "a worker is there");
+                    // It may be another than before, with nothing in its cache.
+                    shared.estimates.forget(worker.estimated);
+                    worker.report(report(models.clone(), ""));
                 }
-                worker.report(report(models, &metrics));
+                let metrics = get(&worker, "/metrics").await.unwrap_or_default();
+                worker.report(report(models, &String::from_utf8_lossy(&metrics)));
             }
             None => worker.lost(),
         }
