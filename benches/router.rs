@@ -1,8 +1,9 @@
-//! The router: `cargo bench --bench router -- [overhead|memory|placement|pick]` (all without an argument).
+//! The router: `cargo bench --bench router -- [overhead|memory|placement|pick|trace|unequal]` (all without an argument).
 //!
 //! `overhead`: CPU seconds a thousand requests and added latency, with 8 fake workers on loopback, beside `vllm-router` and
 //! `sglang-router` where their programs are named by PAGODA_PEERS (a directory). `memory`: after 20,000 distinct prompts of 32 KB.
-//! `placement`: 50 groups of prompts that begin alike. `pick`: choosing among 1,000 workers, and the index alone.
+//! `placement`: 50 groups of prompts that begin alike. `pick`: choosing among 1,000 workers, and the index alone. `trace` and
+//! `unequal`: simulated engines on paused time, an hour of production chats and engines of unequal speeds.
 
 #[path = "router/fake.rs"]
 mod fake;
@@ -10,6 +11,7 @@ mod fake;
 mod load;
 #[path = "router/simulated.rs"]
 mod simulated;
+mod traces;
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -217,8 +219,14 @@ fn pick() {
 fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
     let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|wanted| wanted == name);
-    for (name, bench) in [("overhead", overhead as fn()), ("memory", memory), ("placement", placement), ("pick", pick)]
-    {
+    for (name, bench) in [
+        ("overhead", overhead as fn()),
+        ("memory", memory),
+        ("placement", placement),
+        ("pick", pick),
+        ("trace", simulated::trace),
+        ("unequal", simulated::unequal),
+    ] {
         if is_wanted(name) {
             bench();
         }

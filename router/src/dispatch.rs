@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use tokio::time::Instant;
 
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};

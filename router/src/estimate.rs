@@ -4,7 +4,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use tokio::time::Instant;
 
 use protocol::HeldChunk;
 use protocol::prompt_chain::Chunk;

@@ -4,7 +4,9 @@
 //! worker; its connection is used again only after an answer that was read to its end.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt, Full, Limited};
@@ -170,7 +172,7 @@ impl Leg {
             if self.buffer.len() > MAX_BYTES {
                 return Err(LegError::Broken(format!("an event of more than {MAX_BYTES} bytes")));
             }
-            let frame = tokio::time::timeout_at(until.into(), while_alive(&worker, self.body.frame())).await;
+            let frame = tokio::time::timeout_at(until, while_alive(&worker, self.body.frame())).await;
             match frame.map_err(|_| LegError::Silent)?? {
                 // What is left over is no whole event: nobody knows what it would have delivered.
                 None => return Ok(None),

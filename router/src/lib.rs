@@ -65,6 +65,11 @@ impl Router {
         &self.fleet
     }
 
+    /// All metrics as text.
+    pub fn metrics_text(&self) -> String {
+        self.fleet.shared().metrics.render(&self.fleet)
+    }
+
     /// Names of all models that are served.
     pub fn models(&self) -> BTreeSet<String> {
         self.fleet.workers().iter().flat_map(|worker| dispatch::models(worker)).collect()

@@ -5,7 +5,9 @@
 //! never differ, since an event and its comment are one; dropping the relay (the client went away) cancels the request.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use axum::body::Body;
 use axum::response::Response;
@@ -291,7 +293,7 @@ impl Relay {
                 continue;
             };
             self.outcome.tries += 1;
-            let opened = tokio::time::timeout_at(until.into(), self.router.open(&self.asked, worker, uncached)).await;
+            let opened = tokio::time::timeout_at(until, self.router.open(&self.asked, worker, uncached)).await;
             let status = match opened {
                 Ok(Ok(leg)) if leg.is_stream() => return Some(leg),
                 Ok(Ok(leg)) => leg.head.status(),

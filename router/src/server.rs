@@ -149,7 +149,7 @@ async fn ready(State(router): Shared) -> (StatusCode, Json<Value>) {
 }
 
 async fn metrics(State(router): Shared) -> impl IntoResponse {
-    let text = router.fleet.shared().metrics.render(&router.fleet);
+    let text = router.metrics_text();
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text)
 }
 

@@ -81,3 +81,34 @@ fn an_explanation_names_filters_scores_and_winner() {
     assert_eq!(json["scores"][1]["worker"], "busy");
     assert_eq!(json["scores"][0]["parts"][0][0], "least-load");
 }
+
+#[test]
+fn a_hot_prefix_spreads_as_its_load_grows_and_shrinks_back() {
+    let ask = |seed| Ask { num_tokens: 2000.0, walk: (0..8).collect(), seed, ..Default::default() };
+    let weights = Preset::Pagoda.weights();
+    // One worker holds nearly all of the prompt; requests come faster than it answers them.
+    let mut views: Vec<View> = (0..8).map(|number| idle(&number.to_string())).collect();
+    (views[3].held_tokens, views[3].held_share) = (1950.0, 0.97);
+    let mut holders = std::collections::BTreeSet::from([3]);
+    let mut first_elsewhere = None;
+    for request in 0..400 {
+        let place = pick(&ask(request), &views, &weights).order[0].place;
+        if place != 3 {
+            first_elsewhere.get_or_insert(request);
+        }
+        let view = &mut views[place];
+        view.queued_tokens += 2000.0 - view.held_tokens;
+        view.num_requests += 1;
+        view.recent_requests += 1.0;
+        (view.held_tokens, view.held_share) = (1950.0, 0.97);
+        holders.insert(place);
+    }
+    assert!(first_elsewhere.is_some_and(|first| first > 4), "some load is no reason: {first_elsewhere:?}");
+    assert!(holders.len() >= 3, "{holders:?}");
+    // The load is gone, and with it what was spread is evicted: one is enough again.
+    for (place, view) in views.iter_mut().enumerate() {
+        *view = idle(&place.to_string());
+    }
+    (views[5].held_tokens, views[5].held_share) = (1950.0, 0.97);
+    assert!((0..50).all(|seed| pick(&ask(seed), &views, &weights).order[0].place == 5));
+}

@@ -123,9 +123,9 @@ impl Preset {
         let list: &[(Scorer, f64)] = match self {
             Self::Pagoda => &[
                 (Scorer::PredictedTtft, 4.0),
-                (Scorer::PrefixCache, 1.0),
+                (Scorer::PrefixCache, 3.0),
                 (Scorer::RingAffinity, 1.0),
-                (Scorer::KvHeadroom, 0.5),
+                (Scorer::KvHeadroom, 0.25),
                 (Scorer::SessionAffinity, 0.25),
             ],
             Self::LlmDDefault => &[(Scorer::Queue, 2.0), (Scorer::KvHeadroom, 2.0), (Scorer::PrefixCache, 3.0)],

@@ -3,7 +3,9 @@
 //! Held by the worker; outcomes of requests and probes come in. Time comes in as a value. Invariants: while open, nothing is
 //! asked; when the time is over requests may try again: a failure opens it for twice as long, a success closes it.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 /// Bounds of a circuit.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -4,7 +4,9 @@
 //! by the next snapshot, and until then stands: a view that is old picks a slower worker, nothing worse.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};

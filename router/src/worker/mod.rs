@@ -10,7 +10,9 @@ pub mod probe;
 
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use hyper::header::HeaderValue;
 use protocol::WorkerReport;
