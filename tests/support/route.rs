@@ -218,7 +218,7 @@ pub fn read_stream(stream: TcpStream) -> Streamed {
         let Some(choice) = chunk["choices"].get(0) else { continue };
         streamed.roles += usize::from(!choice["delta"]["role"].is_null());
         streamed.ends += usize::from(!choice["finish_reason"].is_null());
-        let text = choice["delta"]["content"].as_str().unwrap_or_default();
+        let text = choice["delta"]["content"].as_str().or(choice["text"].as_str()).unwrap_or_default();
         if !text.is_empty() {
             let now = Instant::now();
             if let Some(last) = last.replace(now) {

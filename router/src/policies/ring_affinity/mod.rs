@@ -16,7 +16,7 @@ pub(super) fn score(ask: &Ask, views: &[View], candidates: &[usize]) -> Vec<f64>
     let mut scores = vec![0.0; candidates.len()];
     let is_within = |view: &View| {
         let share = view.weight as f64 / weight.max(1) as f64;
-        load(view) + 1.0 <= ((total + 1.0) * share * LOAD_BOUND).ceil()
+        load(view) + 1.0 <= ((total + 1.0) * share * LOAD_BOUND).max(1.0)
     };
     let walk = ask.walk.iter().filter_map(|place| candidates.binary_search(place).ok());
     let (within, beyond): (Vec<usize>, Vec<usize>) = walk.partition(|&index| is_within(&views[candidates[index]]));
@@ -44,7 +44,7 @@ mod tests {
 
     #[test]
     fn who_has_more_than_a_quarter_above_the_mean_comes_last() {
-        // 31 requests in all make a bound of ceil(32 / 4 * 1.25) = 10.
+        // 31 requests in all make a bound of 32 / 4 * 1.25 = 10.
         assert_eq!(scores(&[0, 1, 2, 3], &[10.0, 9.0, 6.0, 6.0]), [0.25, 1.0, 0.5, 1.0 / 3.0]);
     }
 
