@@ -1,9 +1,10 @@
-//! The router: `cargo bench --bench router -- [overhead|memory|placement|pick|trace|unequal]` (all without an argument).
+//! The router: `cargo bench --bench router -- [overhead|memory|placement|pick|trace|shared|unequal]` (all without an argument).
 //!
 //! `overhead`: CPU seconds a thousand requests and added latency, with 8 fake workers on loopback, beside `vllm-router` and
 //! `sglang-router` where their programs are named by PAGODA_PEERS (a directory). `memory`: after 20,000 distinct prompts of 32 KB.
-//! `placement`: 50 groups of prompts that begin alike. `pick`: choosing among 1,000 workers, and the index alone. `trace` and
-//! `unequal`: simulated engines on paused time, an hour of production chats and engines of unequal speeds.
+//! `placement`: 50 groups of prompts that begin alike. `pick`: choosing among 1,000 workers, and the index alone. `trace`,
+//! `shared` and `unequal`: simulated engines on paused time, an hour of production chats, prompts that share their
+//! beginnings, and engines of unequal speeds.
 
 #[path = "router/fake.rs"]
 mod fake;
@@ -225,6 +226,7 @@ fn main() {
         ("placement", placement),
         ("pick", pick),
         ("trace", simulated::trace),
+        ("shared", simulated::shared),
         ("unequal", simulated::unequal),
     ] {
         if is_wanted(name) {

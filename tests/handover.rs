@@ -14,6 +14,7 @@ use protocol::worker_event::{EventDecoder, WorkerEvent};
 use serde_json::{Value, json};
 use support::default_model;
 use support::server::{Server, events, read_answer};
+use support::tiny_model::Tiny;
 
 /// A simulated engine with the tokeniser and template of the default model.
 fn start(profile: &str, flags: &[&str]) -> (tempfile::TempDir, Server) {
@@ -232,6 +233,12 @@ impl Follower {
         }
     }
 
+    /// Takes in all that is told of what has been done.
+    fn settle(&mut self) {
+        let until = Instant::now() + Duration::from_millis(120);
+        self.until("some time", |_| Instant::now() > until);
+    }
+
     fn take(&mut self, event: WorkerEvent) {
         match event {
             WorkerEvent::Hello { sequence, report, .. } => {
@@ -299,6 +306,55 @@ fn what_is_told_of_chats_is_what_is_found() {
     let short = found.iter().map(|(predicted, cached)| cached.saturating_sub(u64::from(*predicted))).max();
     assert!(short < Some(64), "no more than a chunk and an answer are not known of: {found:?}");
     assert!(found.iter().filter(|(_, cached)| *cached > 100).count() > 120, "later turns find the earlier ones");
+}
+
+/// Templates that do to a conversation what real ones do, and what then is known of less.
+const TEMPLATES: [(&str, &str); 4] = [
+    ("as it is", "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"),
+    ("trims", "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}<assistant>"),
+    (
+        "strips reasoning",
+        "{% for m in messages %}<{{ m.role }}>{{ m.content.split('</think>')[-1] }}{% endfor %}<assistant>",
+    ),
+    (
+        "moves the system to the end",
+        "{% for m in messages %}{% if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}<system>{{ messages[0].content }}<assistant>",
+    ),
+];
+
+#[test]
+fn templates_that_change_what_was_sent_are_known_for_less_and_never_for_what_is_not_held() {
+    let mut promised = Vec::new();
+    for (what, template) in TEMPLATES {
+        let (directory, model) = Tiny { template: Some(template), ..Tiny::default() }.write();
+        let path = directory.path().join("profile.toml");
+        std::fs::write(&path, format!("{INSTANT}\nmodel = {model:?}\n")).unwrap();
+        let server = Server::start_sim(path.to_str().unwrap(), &["--served-model-name", "m"]);
+        let (mut follower, mut sum) = (Follower::connect(&server), 0);
+        for chat in 0..4 {
+            let mut messages =
+                vec![json!({ "role": "system", "content": format!("You help number {chat}, and take your time. ") })];
+            for turn in 0..5 {
+                messages
+                    .push(json!({ "role": "user", "content": format!(" Question {turn}, with spaces around it? ") }));
+                let body = json!({ "messages": messages, "model": "m", "max_tokens": 6, "ignore_eos": true });
+                follower.settle();
+                let predicted = follower.predicted(&body);
+                let answer = server.post("/v1/chat/completions", &body).json();
+                let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+                assert!(
+                    u64::from(predicted) <= cached + 16,
+                    "{what}: turn {turn} promises {predicted}, finds {cached}"
+                );
+                sum += predicted;
+                let content = format!("<think>thoughts of turn {turn}</think>The answer {turn}, at some length.");
+                messages.push(json!({ "role": "assistant", "content": content }));
+            }
+        }
+        promised.push(sum);
+    }
+    assert!(promised[0] > 1000, "{promised:?}");
+    assert!(promised[1..].iter().all(|less| *less < promised[0] / 2), "{promised:?}");
 }
 
 #[test]

@@ -391,3 +391,37 @@ pub fn pick_among(count: usize, chain: &[Chunk], held: impl Fn(&[Chunk]) -> Vec<
         times[197] * 1e3
     );
 }
+
+/// llm-d's shape of prompts that share their beginnings, a sixteenth of it: the beginnings are 2.9 times one engine's pool, and
+/// with all questions 73 % of all pools.
+pub fn shared() {
+    const GROUPS: u64 = 150;
+    const ROUNDS: u64 = 20;
+    let request = |number: u64| {
+        // Each round in another order.
+        let (round, group) = (number / GROUPS, (number * 7919 + number / GROUPS * 31) % GROUPS);
+        let beginning = (0..6).map(|at| group * 100 + at);
+        let question = (0..2).map(|at| 1_000_000 + (round * GROUPS + group) * 10 + at);
+        Traced { at_ms: 0, input: 459 * SCALE, output: 62 * SCALE, blocks: beginning.chain(question).collect() }
+    };
+    let requests = Arc::new((0..GROUPS * ROUNDS).map(request).collect::<Vec<_>>());
+    println!("shared: {} requests of {GROUPS} beginnings, 8 engines of 1200 KV blocks", requests.len());
+    let mut of_pagoda = 0.0;
+    for (name, preset) in PRESETS {
+        let run = async {
+            let cluster = Cluster::start(vec![profile(0.5, 1200); 8], preset).await;
+            replay(cluster, Arc::clone(&requests), 8 * 24, None).await
+        };
+        let (rate, times, hits) = on_paused_time(run);
+        if name == "pagoda" {
+            of_pagoda = rate;
+        }
+        println!(
+            "  {name:14} {:.0} output tokens/s (pagoda's is {:.2} of it), hits {:.1} %, TTFT p90 {:.1} s",
+            rate * 62.0,
+            of_pagoda / rate,
+            hits * 100.0,
+            percentile(&times, 0.9)
+        );
+    }
+}

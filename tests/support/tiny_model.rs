@@ -26,6 +26,8 @@ pub struct Tiny {
     pub extra: Option<&'static str>,
     /// Gives this integer key another value.
     pub number: Option<(&'static str, u32)>,
+    /// Another chat template.
+    pub template: Option<&'static str>,
     /// Gives this tensor another GGML type number.
     pub type_of: Option<(&'static str, u32)>,
 }
@@ -40,6 +42,7 @@ impl Default for Tiny {
             type_of: None,
             extra: None,
             number: None,
+            template: None,
         }
     }
 }
@@ -98,9 +101,9 @@ impl Tiny {
             ("tokenizer.ggml.add_bos_token", Meta::Bool(false)),
             (
                 "tokenizer.chat_template",
-                Meta::Str(
+                Meta::Str(self.template.unwrap_or(
                     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}",
-                ),
+                )),
             ),
         ]
     }

@@ -8,6 +8,9 @@ use protocol::PromptChain;
 use crate::announcer::PromptChunk;
 use crate::tokenizer::Tokenizer;
 
+/// Shorter texts are found by chance, in words of the template.
+const SHORT: usize = 4;
+
 /// The chunks of a chain over `texts`, one a message, in the tokens of `rendered`. `num_leading` tokens stand before the text.
 pub(super) fn located(
     chain: &PromptChain,
@@ -34,8 +37,13 @@ pub(super) fn located(
     }
     let mut starts = Vec::with_capacity(texts.len());
     let mut from = 0;
-    for text in texts {
+    for (index, text) in texts.iter().enumerate() {
         let Some(at) = rendered[from..].find(text) else { break };
+        // Where another message stands before this one, this one depends on that.
+        let gap = &rendered[from..from + at];
+        if texts[index + 1..].iter().any(|other| (SHORT..=gap.len()).contains(&other.len()) && gap.contains(other)) {
+            break;
+        }
         starts.push(from + at);
         from += at + text.len();
     }
@@ -89,7 +97,7 @@ mod tests {
     fn what_a_template_changes_ends_the_list() {
         let (a, b) = ("a".repeat(8), "b".repeat(8));
         assert_eq!(chunks(&[&a, " trimmed ", &b], &format!("{a}|trimmed|{b}")), [2]);
-        assert_eq!(chunks(&[&a, &b], &format!("{b}{a}")), [4], "the first is found, the second not after it");
+        assert_eq!(chunks(&[&a, &b], &format!("{b}{a}")), [0; 0], "the second stands before the first");
         assert_eq!(chunks(&["", &a], &format!("<s> {a}")), [0, 3]);
     }
 }
