@@ -28,6 +28,8 @@ pub struct Sets {
     dead: Vec<SetId>,
     /// Where adding or taking a worker led to last: it is asked again and again.
     steps: HashMap<(SetId, Slot, bool), SetId>,
+    /// The last such step: a worker tells of many chunks at a time.
+    last: Option<((SetId, Slot, bool), SetId)>,
 }
 
 /// Steps that are remembered.
@@ -43,6 +45,7 @@ impl Default for Sets {
             free: Vec::new(),
             dead: Vec::new(),
             steps: HashMap::new(),
+            last: None,
         }
     }
 }
@@ -55,6 +58,14 @@ impl Sets {
 
     /// The set with a worker more, or less; a chunk that named the one names the other from now on.
     pub fn step(&mut self, from: SetId, slot: Slot, adds: bool) -> SetId {
+        if let Some((step, to)) = self.last
+            && step == (from, slot, adds)
+            && self.sets[to as usize].num_chunks > 0
+        {
+            self.enter(to);
+            self.leave(from);
+            return to;
+        }
         let is_member = self.members(from).binary_search(&slot).is_ok();
         if is_member == adds {
             return from;
@@ -63,9 +74,17 @@ impl Sets {
             Some(&to) if self.sets[to as usize].num_chunks > 0 => to,
             _ => self.find(from, slot, adds),
         };
-        self.sets[to as usize].num_chunks += 1;
+        self.enter(to);
+        self.last = Some(((from, slot, adds), to));
         self.leave(from);
         to
+    }
+
+    /// A chunk names the set. The empty one is there whether any does or not.
+    fn enter(&mut self, id: SetId) {
+        if id != 0 {
+            self.sets[id as usize].num_chunks += 1;
+        }
     }
 
     fn find(&mut self, from: SetId, slot: Slot, adds: bool) -> SetId {
@@ -81,6 +100,7 @@ impl Sets {
         };
         if self.steps.len() >= MAX_STEPS {
             self.steps.clear();
+            self.last = None;
             self.free.append(&mut self.dead);
         }
         self.steps.insert((from, slot, adds), to);
