@@ -4,6 +4,7 @@
 //! over loopback with four clients, beside Redis and bare TCP. `recovery`: a million slots. `hits`: the eviction on a
 //! production trace, beside LRU. Cold numbers need root, to drop the system's page cache.
 
+mod measure;
 #[path = "../tests/support/mod.rs"]
 mod support;
 mod traces;
@@ -14,6 +15,7 @@ use cache_tier::ghost::Ghost;
 use cache_tier::remote::{RemoteLimits, RemoteStore, TcpConnector};
 use cache_tier::{DiskConfig, DiskStore, Store};
 use futures_util::{StreamExt, stream};
+use measure::{cpu_seconds, median};
 use protocol::{BlockHash, BlockIdentity, BlockKey, KvFrame, ModelFingerprint, NumericsClass, PutReason, Salt};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{Read, Write};
@@ -51,11 +53,6 @@ fn noise(len: usize, seed: u64) -> Vec<u8> {
 fn frames(count: u32, len: usize) -> Vec<KvFrame> {
     let payload = Bytes::from(noise(len, 9));
     (0..count).map(|number| KvFrame::new(identity(number), NumericsClass::new("bench"), payload.clone())).collect()
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 fn open(directory: &Path, capacity_bytes: u64) -> DiskStore {
@@ -164,13 +161,6 @@ fn store(runtime: &tokio::runtime::Runtime) {
         let (cold, dd) = (median(cold), median(dd));
         println!("  read cold       {cold:.2}  dd {dd:.2}  ratio {:.2}", cold / dd);
     }
-}
-
-/// CPU seconds that a process has taken.
-fn cpu_seconds(pid: u32) -> f64 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    let fields: Vec<&str> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
-    (fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap()) / 100.0
 }
 
 /// GB/s and CPU seconds a GB, both ends, of some work that moves so many bytes.

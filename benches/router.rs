@@ -10,6 +10,7 @@
 mod fake;
 #[path = "router/load.rs"]
 mod load;
+mod measure;
 #[path = "router/simulated.rs"]
 mod simulated;
 mod traces;
@@ -19,17 +20,13 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use fake::Fakes;
-use load::{Load, cpu_seconds, percentile};
-use protocol::prompt_chain::Chunk;
+use load::Load;
+use measure::{cpu_seconds, median, percentile};
+use protocol::prompt_chain::{ChainKind, ChainRoot, Chunk};
 use protocol::{HeldChunk, PromptChain};
 
 const CONNECTIONS: usize = 64;
 const ROUNDS: usize = 3;
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
 
 /// A router's process.
 struct Process {
@@ -167,15 +164,7 @@ fn placement() {
 
 /// A chain as long as a prompt's of so many tokens.
 fn chain(seed: u64, num_tokens: usize) -> Vec<Chunk> {
-    let root = protocol::prompt_chain::ChainRoot {
-        kind: protocol::prompt_chain::ChainKind::TokenIds,
-        model: "m",
-        adapter: "",
-        cache_salt: "",
-        tools: None,
-        template_arguments: None,
-    };
-    let mut chain = PromptChain::new(&root);
+    let mut chain = PromptChain::new(&ChainRoot::new(ChainKind::TokenIds, "m"));
     chain.push_token_ids(&(0..num_tokens as u32).map(|id| id ^ (seed as u32) << 8).collect::<Vec<_>>());
     chain.chunks().to_vec()
 }

@@ -5,10 +5,12 @@
 //! of a prompt that is nearly all in the cache. `stalls`: what a long prompt does to running streams. `scrape`: rendering
 //! `/metrics`.
 
+mod measure;
 mod peer;
 #[path = "../tests/support/mod.rs"]
 mod support;
 
+use measure::median;
 use peer::Peer;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
@@ -33,11 +35,6 @@ fn lengths(count: usize) -> Vec<(usize, usize)> {
 
 fn body(prompt: &[u32], max_tokens: usize, stream: bool) -> Value {
     json!({ "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": true, "stream": stream })
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 fn cpu_server(flags: &[&str]) -> Server {

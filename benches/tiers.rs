@@ -4,11 +4,13 @@
 //! the software GPU. `fits`: a load whose prompts stay in the pool, with tiers and without, in turns. `exceeds`: one whose
 //! prompts do not. `codec`: how small real KV blocks pack, and how fast.
 
+mod measure;
 #[path = "../tests/support/mod.rs"]
 mod support;
 
 use engine::batch::Choice;
 use engine::kv::BLOCK_SIZE;
+use measure::median;
 use protocol::codec::Codec;
 use serde_json::json;
 use std::io::{BufRead, BufReader};
@@ -22,11 +24,6 @@ const PAIRS: usize = 20;
 /// Token ids that are words, another run of them for each seed.
 fn prompt(len: usize, seed: usize) -> Vec<u32> {
     (0..len).map(|i| 1000 + ((i + seed * 131) * 7919 % 30_000) as u32).collect()
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 /// Seconds to the first token of an answer of `answer` tokens, and to its end.

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use engine::server::{self, ApiKeys, ConnectionLimits};
 use prometheus::Registry;
 use router::Router;
@@ -41,9 +42,10 @@ pub struct RouteArgs {
     /// File of the token that the cluster's members share: it opens the engines.
     #[arg(long, value_name = "FILE")]
     cluster_token_file: Option<PathBuf>,
-    /// How workers are chosen.
-    #[arg(long, value_enum, default_value_t = Policy::Pagoda)]
-    policy: Policy,
+    /// How workers are chosen: by predicted time to the first token, held prefixes and a ring (pagoda), as llm-d ships
+    /// (queue 2, KV 2, prefix 3), one after the other, by lot, or by the fewest requests.
+    #[arg(long, value_parser = presets(), default_value = Preset::Pagoda.name())]
+    policy: Preset,
     /// Changes what a scorer counts in the policy; may be given again.
     #[arg(long, value_name = "SCORER=WEIGHT")]
     scorer: Vec<String>,
@@ -91,31 +93,9 @@ pub struct RouteArgs {
     log_format: LogFormat,
 }
 
-/// Presets by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Policy {
-    /// Time to first token by measured speeds, exact prefixes, a ring for new ones.
-    Pagoda,
-    /// What llm-d ships: queue 2, KV 2, prefix 3.
-    LlmDDefault,
-    /// One after the other.
-    RoundRobin,
-    /// By lot.
-    Random,
-    /// The worker with the fewest requests.
-    LeastLoad,
-}
-
-impl Policy {
-    fn preset(self) -> Preset {
-        match self {
-            Self::Pagoda => Preset::Pagoda,
-            Self::LlmDDefault => Preset::LlmDDefault,
-            Self::RoundRobin => Preset::RoundRobin,
-            Self::Random => Preset::Random,
-            Self::LeastLoad => Preset::LeastLoad,
-        }
-    }
+/// Reads a preset's name.
+fn presets() -> impl TypedValueParser<Value = Preset> {
+    PossibleValuesParser::new(Preset::ALL.map(Preset::name)).map(|name| Preset::named(&name).unwrap_or_default())
 }
 
 /// Routes until told to stop.
@@ -219,7 +199,7 @@ fn config(args: &RouteArgs) -> Result<RouterConfig> {
         bail!("--max-tries 0: no worker would be asked");
     }
     Ok(RouterConfig {
-        weights: weights(args.policy.preset(), &args.scorer)?,
+        weights: weights(args.policy, &args.scorer)?,
         tenant_of: tenant_of(args)?,
         share_prefixes: args.share_prefixes,
         max_tries: args.max_tries,

@@ -141,8 +141,8 @@ async fn run(settings: &Settings) -> Result<ExitCode> {
     Ok(code)
 }
 
-/// Lets the requests finish that routers brought: their streams are continued elsewhere, whole answers are not.
-/// Whether all did.
+/// Lets the requests finish that routers brought, whose streams are continued elsewhere and whose whole answers are not;
+/// whether all did.
 async fn finish_inside(engine: &EngineHandle, grace: Duration) -> bool {
     let all_done = async {
         while engine.num_in_engine() > 0 {

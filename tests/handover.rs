@@ -30,15 +30,8 @@ const INSTANT: &str = "name = \"instant\"\nstep_ms = 0.0\ndecode_ms = 0.0\ndecod
 
 /// Sends a request by the internal listener; the answer is to be read from the stream.
 fn send(server: &Server, path: &str, body: &Value, handover: &Handover) -> TcpStream {
-    let body = handover.added_to(body.to_string().as_bytes());
-    let mut stream = TcpStream::connect(&server.internal).unwrap();
-    stream.set_read_timeout(Some(support::server::PATIENCE)).unwrap();
-    let len = body.len();
-    let head =
-        format!("POST /internal/v1/{path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len}\r\n\r\n");
-    stream.write_all(head.as_bytes()).unwrap();
-    stream.write_all(&body).unwrap();
-    stream
+    let body = String::from_utf8(handover.added_to(body.to_string().as_bytes())).unwrap();
+    support::server::send(&server.internal, "POST", &format!("/internal/v1/{path}"), "", &body)
 }
 
 /// A stream's events: what each delivers, and its data.
@@ -182,12 +175,7 @@ fn only_the_internal_listener_hears_of_handovers() {
     assert_eq!(server.get("/health").status, 200);
     // What is no handover is refused by name.
     let body = json!({ "prompt": "a", "pagoda": { "resume": 3 } });
-    let len = body.to_string().len();
-    let mut stream = TcpStream::connect(&server.internal).unwrap();
-    let head = format!(
-        "POST /internal/v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len}\r\n\r\n{body}"
-    );
-    stream.write_all(head.as_bytes()).unwrap();
+    let mut stream = support::server::send(&server.internal, "POST", "/internal/v1/completions", "", &body.to_string());
     let answer = read_answer(&mut stream);
     assert!(answer.status == 400 && answer.body.contains("`pagoda`"), "{}", answer.body);
 }

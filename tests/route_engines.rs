@@ -3,8 +3,6 @@
 
 mod support;
 
-use std::time::Duration;
-
 use serde_json::{Value, json};
 use support::route::{Route, Streamed, read_stream, signal};
 use support::server::Server;
@@ -77,7 +75,6 @@ fn what_comes_is_what_an_undisturbed_engine_yields() {
         if disturbance == "STOP" {
             signal(engines[0].pid(), "CONT");
         }
-        std::thread::sleep(Duration::from_millis(10));
     }
     assert!(num_continued >= 3.0, "{num_continued} streams were continued");
 }

@@ -6,19 +6,6 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// CPU seconds that a process has taken.
-pub fn cpu_seconds(pid: u32) -> f64 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    let fields: Vec<&str> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
-    (fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap()) / 100.0
-}
-
-pub fn percentile(values: &[f64], part: f64) -> f64 {
-    let mut values = values.to_vec();
-    values.sort_by(f64::total_cmp);
-    values[((values.len() as f64 * part).ceil() as usize).clamp(1, values.len()) - 1]
-}
-
 pub struct Load {
     port: u16,
     bytes: usize,
@@ -95,69 +82,52 @@ impl Load {
 
     /// So many requests as fast as the connections go; the seconds.
     pub fn closed(&self, count: usize, seed: usize) -> f64 {
-        let next = AtomicUsize::new(0);
         let started = Instant::now();
-        std::thread::scope(|scope| {
-            for _ in 0..self.connections {
-                scope.spawn(|| {
-                    let mut client = Client::connect(self.port).unwrap();
-                    loop {
-                        let number = next.fetch_add(1, Relaxed);
-                        if number >= count {
-                            return;
-                        }
-                        client.ask(&self.content(number, seed << 32)).expect("an answer");
-                    }
-                });
-            }
+        each(self.port, self.connections, count, |client, number| {
+            client.ask(&self.content(number, seed << 32)).expect("an answer");
         });
         started.elapsed().as_secs_f64()
     }
 
     /// So many requests at a rate, each at its time; the seconds that each took.
     pub fn open(&self, rate: f64, count: usize) -> Vec<f64> {
-        let (next, taken) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-        let started = Instant::now();
-        std::thread::scope(|scope| {
-            for _ in 0..self.connections {
-                scope.spawn(|| {
-                    let mut client = Client::connect(self.port).unwrap();
-                    loop {
-                        let number = next.fetch_add(1, Relaxed);
-                        if number >= count {
-                            return;
-                        }
-                        let due = started + Duration::from_secs_f64(number as f64 / rate);
-                        std::thread::sleep(due.saturating_duration_since(Instant::now()));
-                        let content = self.content(number, 99);
-                        let began = Instant::now();
-                        client.ask(&content).expect("an answer");
-                        taken.lock().unwrap().push(began.elapsed().as_secs_f64());
-                    }
-                });
-            }
+        let (taken, started) = (Mutex::new(Vec::new()), Instant::now());
+        each(self.port, self.connections, count, |client, number| {
+            let due = started + Duration::from_secs_f64(number as f64 / rate);
+            std::thread::sleep(due.saturating_duration_since(Instant::now()));
+            let content = self.content(number, 99);
+            let began = Instant::now();
+            client.ask(&content).expect("an answer");
+            taken.lock().unwrap().push(began.elapsed().as_secs_f64());
         });
         taken.into_inner().unwrap()
     }
 }
 
-/// Requests of groups that share 4 KB, group by group in turns.
-pub fn groups(port: u16, groups: usize, each: usize, at_once: usize) {
+/// Does something with each number, on so many connections that are kept.
+fn each(port: u16, connections: usize, count: usize, work: impl Fn(&mut Client, usize) + Sync) {
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
-        for _ in 0..at_once {
+        for _ in 0..connections {
             scope.spawn(|| {
                 let mut client = Client::connect(port).unwrap();
                 loop {
                     let number = next.fetch_add(1, Relaxed);
-                    if number >= groups * each {
+                    if number >= count {
                         return;
                     }
-                    let (group, turn) = (number % groups, number / groups);
-                    let shared = format!("group-{group} shares this. ").repeat(190);
-                    client.ask(&format!("{shared} turn {turn} of it")).expect("an answer");
+                    work(&mut client, number);
                 }
             });
         }
+    });
+}
+
+/// Requests of groups that share 4 KB, group by group in turns.
+pub fn groups(port: u16, groups: usize, turns: usize, at_once: usize) {
+    each(port, at_once, groups * turns, |client, number| {
+        let (group, turn) = (number % groups, number / groups);
+        let shared = format!("group-{group} shares this. ").repeat(190);
+        client.ask(&format!("{shared} turn {turn} of it")).expect("an answer");
     });
 }

@@ -29,7 +29,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::load::percentile;
+use super::measure::percentile;
 use super::traces::{self, Traced};
 
 /// Prompts, answers and pools are an eighth of what they were, and each token takes eight times as long: requests take what they
@@ -189,14 +189,6 @@ fn infinite_hits(trace: &[Traced]) -> f64 {
 }
 
 const ENGINES: usize = 16;
-const PRESETS: [(&str, Preset); 5] = [
-    ("pagoda", Preset::Pagoda),
-    ("llm-d-default", Preset::LlmDDefault),
-    ("round-robin", Preset::RoundRobin),
-    ("random", Preset::Random),
-    ("least-load", Preset::LeastLoad),
-];
-
 /// Sends requests, at most so many at once; or each at its time, `factor` times as long after the first. Requests a second and
 /// the times to first tokens.
 async fn replay(
@@ -241,13 +233,14 @@ pub fn trace() {
         infinite * 100.0
     );
     let mut saturation = 0.0;
-    for (name, preset) in [PRESETS[2], PRESETS[1], PRESETS[0]] {
+    for preset in [Preset::RoundRobin, Preset::LlmDDefault, Preset::Pagoda] {
+        let name = preset.name();
         let run = async {
             let cluster = Cluster::start(vec![profile(1.0, kv_blocks); ENGINES], preset).await;
             replay(cluster, Arc::clone(&trace), ENGINES * 24, None).await
         };
         let (rate, _, hits) = on_paused_time(run);
-        if name == "round-robin" {
+        if preset == Preset::RoundRobin {
             saturation = rate;
         }
         println!(
@@ -260,7 +253,8 @@ pub fn trace() {
     // The rate at which round-robin saturates, open loop.
     let seconds = trace.last().unwrap().at_ms as f64 / 1e3;
     let factor = trace.len() as f64 / seconds / saturation;
-    for (name, preset) in [PRESETS[2], PRESETS[1], PRESETS[0]] {
+    for preset in [Preset::RoundRobin, Preset::LlmDDefault, Preset::Pagoda] {
+        let name = preset.name();
         let run = async {
             let cluster = Cluster::start(vec![profile(1.0, kv_blocks); ENGINES], preset).await;
             replay(cluster, Arc::clone(&trace), usize::MAX >> 4, Some(factor)).await
@@ -311,7 +305,8 @@ pub fn unequal() {
         capacity, limit
     );
     let mut of_pagoda = 0.0;
-    for (name, preset) in PRESETS {
+    for preset in Preset::ALL {
+        let name = preset.name();
         // Poisson arrivals, the same for all.
         let (mut at, mut state) = (0.0, 7u64);
         let timed = requests.iter().map(|request| {
@@ -326,7 +321,7 @@ pub fn unequal() {
         };
         let (_, times, _) = on_paused_time(run);
         let good = times.iter().filter(|time| **time <= limit).count() as f64 / COUNT as f64 * rate;
-        if name == "pagoda" {
+        if preset == Preset::Pagoda {
             of_pagoda = good;
         }
         let (p50, p90) = (percentile(&times, 0.5), percentile(&times, 0.9));
@@ -359,6 +354,7 @@ pub fn pick_among(count: usize, chain: &[Chunk], held: impl Fn(&[Chunk]) -> Vec<
         queued_tokens: (place % 13) as f64 * 1000.0,
         prefill_tokens_per_s: 10_000.0,
         decode_step_s: 0.02,
+        bytes_per_token: 4.0,
         seconds_a_place: 0.1,
         kv_used: 0.5,
         held_tokens: 0.0,
@@ -407,13 +403,14 @@ pub fn shared() {
     let requests = Arc::new((0..GROUPS * ROUNDS).map(request).collect::<Vec<_>>());
     println!("shared: {} requests of {GROUPS} beginnings, 8 engines of 1200 KV blocks", requests.len());
     let mut of_pagoda = 0.0;
-    for (name, preset) in PRESETS {
+    for preset in Preset::ALL {
+        let name = preset.name();
         let run = async {
             let cluster = Cluster::start(vec![profile(0.5, 1200); 8], preset).await;
             replay(cluster, Arc::clone(&requests), 8 * 24, None).await
         };
         let (rate, times, hits) = on_paused_time(run);
-        if name == "pagoda" {
+        if preset == Preset::Pagoda {
             of_pagoda = rate;
         }
         println!(

@@ -131,11 +131,6 @@ impl Announcer {
         self.by_chunk.len()
     }
 
-    /// Whether anybody listens.
-    pub fn has_readers(&self) -> bool {
-        self.changes.receiver_count() > 0
-    }
-
     /// Tells readers what has changed since this was last called.
     pub fn publish(&mut self) {
         if self.pending.is_empty() {

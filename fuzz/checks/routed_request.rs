@@ -4,7 +4,7 @@ use protocol::openai::{ChatRequest, CompletionRequest, Prompt, RoutedRequest};
 use protocol::prompt_chain::{ChainKind, ChainRoot, PromptChain};
 
 fn root(kind: ChainKind) -> ChainRoot<'static> {
-    ChainRoot { kind, model: "m", adapter: "", cache_salt: "s", tools: None, template_arguments: None }
+    ChainRoot { cache_salt: "s", ..ChainRoot::new(kind, "m") }
 }
 
 pub fn check(bytes: &[u8]) {

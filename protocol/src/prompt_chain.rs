@@ -46,6 +46,13 @@ pub struct ChainRoot<'a> {
     pub template_arguments: Option<&'a Value>,
 }
 
+impl<'a> ChainRoot<'a> {
+    /// Of a model, with nothing else that could differ.
+    pub const fn new(kind: ChainKind, model: &'a str) -> Self {
+        Self { kind, model, adapter: "", cache_salt: "", tools: None, template_arguments: None }
+    }
+}
+
 /// A chunk in its chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {

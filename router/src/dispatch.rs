@@ -62,7 +62,7 @@ impl Choice {
     /// Why there is nobody.
     fn error(&self, asked: &Asked) -> RouteError {
         let served: std::collections::BTreeSet<String> =
-            self.workers.iter().flat_map(|worker| models(worker)).collect();
+            self.workers.iter().flat_map(|worker| worker.models()).collect();
         if !served.is_empty() && !served.contains(&asked.model) {
             let served = served.into_iter().collect::<Vec<_>>().join(", ");
             return RouteError::UnknownModel { asked: asked.model.clone(), served };
@@ -75,11 +75,6 @@ impl Choice {
         let why = if why.is_empty() { "there are none".into() } else { why.join(", ") };
         RouteError::NoWorker { model: asked.model.clone(), why }
     }
-}
-
-/// Names that a worker serves.
-pub(crate) fn models(worker: &Worker) -> Vec<String> {
-    worker.told().report.map_or_else(|| worker.config.models.clone(), |report| report.models.clone())
 }
 
 /// A worker, and why it failed.
@@ -105,6 +100,7 @@ enum Begun {
 }
 
 /// How a request went, for log and metrics.
+#[derive(Clone, Copy)]
 pub(crate) struct Outcome {
     pub(crate) began: Instant,
     pub(crate) tries: usize,
@@ -140,16 +136,18 @@ impl Router {
     }
 
     async fn routed(self: &Arc<Self>, asked: Asked, mut choice: Choice, mut outcome: Outcome) -> Response {
-        self.fleet.shared().metrics.decisions.with_label_values(&[choice.reason()]).inc();
+        let metrics = &self.fleet.shared().metrics;
+        metrics.decisions.with_label_values(&[choice.reason()]).inc();
         let mut tried: Vec<Arc<str>> = Vec::new();
         let mut last: Option<(Arc<str>, LegError)> = None;
         while outcome.tries < self.config.max_tries {
+            if let Some((_, error)) = &last {
+                metrics.retries.with_label_values(&[error.reason()]).inc();
+                choice = self.choose(&asked, &tried);
+            }
             let Some((worker, held, uncached)) = choice.order().next() else { break };
             let worker = Arc::clone(worker);
             outcome.tries += 1;
-            if let Some((_, error)) = &last {
-                self.fleet.shared().metrics.retries.with_label_values(&[error.reason()]).inc();
-            }
             match self.try_at(&asked, &worker, (held, uncached), &outcome, &mut tried).await {
                 Ok(response) => return response,
                 Err((worker, error)) => {
@@ -158,7 +156,6 @@ impl Router {
                     last = Some((Arc::clone(&worker.name), error));
                 }
             }
-            choice = self.choose(&asked, &tried);
         }
         let error = match last {
             // All are busy: that is what the client hears, and when to come again.
@@ -230,7 +227,8 @@ impl Router {
         if let Ok(begun) = tokio::time::timeout(after, &mut first).await {
             return begun;
         }
-        let choice = self.choose(asked, &[&tried[..], &[Arc::clone(&worker.name)]].concat());
+        tried.push(Arc::clone(&worker.name));
+        let choice = self.choose(asked, tried);
         let next = choice.order().next();
         let (Some((rival, held, uncached)), Some(_hedge)) = (next, self.hedge()) else { return first.await };
         tried.push(Arc::clone(&rival.name));
@@ -356,12 +354,12 @@ impl Router {
 }
 
 /// The head of a stream.
-pub(crate) fn stream_head(response: &mut Response, asked: &Asked) {
+pub(crate) fn stream_head(response: &mut Response, request_id: HeaderValue) {
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     // nginx buffers a response unless told not to.
     headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
-    headers.insert(HeaderName::from_static(REQUEST_ID), asked.request_id.clone());
+    headers.insert(HeaderName::from_static(REQUEST_ID), request_id);
     headers.remove(header::CONTENT_LENGTH);
 }

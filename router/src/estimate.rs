@@ -51,9 +51,6 @@ impl Default for Estimates {
 impl Estimates {
     /// A prompt goes to a worker.
     pub fn sent(&self, slot: Slot, chain: &[Chunk], num_tokens: f64) {
-        let most = MAX_ESTIMATED;
-        // The longest part that fits: what goes first is what others share.
-        let chain = &chain[..chain.len().min(most)];
         let a_chunk = num_tokens / chain.len().max(1) as f64;
         let held = |(chunk, number): (&Chunk, u32)| HeldChunk {
             hash: chunk.hash,
@@ -65,7 +62,7 @@ impl Estimates {
         let mut all = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
         let sent = all.entry(slot).or_default();
         let mut gone = Vec::new();
-        while !sent.queue.is_empty() && sent.queue.len() + held.len() > most {
+        while !sent.queue.is_empty() && sent.queue.len() + held.len() > MAX_ESTIMATED {
             gone.extend(sent.pop());
         }
         sent.queue.extend(held.iter().map(|chunk| (chunk.hash, now)));

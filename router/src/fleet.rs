@@ -197,7 +197,7 @@ impl Fleet {
     /// A view of each worker for a prompt, in their order, and how many tokens the prompt has, about.
     pub fn views(&self, workers: &[Arc<Worker>], model: &str, chain: &PromptChain) -> (Vec<View>, f64) {
         let mut views: Vec<View> = workers.iter().map(|worker| worker.view(model)).collect();
-        let num_tokens = self.num_tokens(workers, chain.num_bytes());
+        let num_tokens = num_tokens(&views, chain.num_bytes());
         let chunks = chain.chunks();
         let mut held = self.shared.index.held(chunks);
         let mut expected = self.shared.estimates.held(chunks);
@@ -221,16 +221,6 @@ impl Fleet {
         (views, num_tokens)
     }
 
-    /// Tokens of so many bytes, by what workers have measured.
-    fn num_tokens(&self, workers: &[Arc<Worker>], num_bytes: usize) -> f64 {
-        let a_token = workers.iter().find_map(|worker| {
-            let report = worker.told().report?;
-            Some(report.rates.bytes_per_token).filter(|bytes| *bytes > 0.0)
-        });
-        // Of English text.
-        num_bytes as f64 / a_token.unwrap_or(4.0)
-    }
-
     /// Workers by place in the order in which the ring gives them a key.
     pub fn walk(&self, workers: &[Arc<Worker>], views: &[View], key: u64, most: usize) -> Vec<usize> {
         let on_ring = |(place, (worker, view)): (usize, (&Arc<Worker>, &View))| RingWorker {
@@ -239,7 +229,7 @@ impl Fleet {
             weight: view.weight,
         };
         let ring = Arc::clone(&self.ring.read().unwrap_or_else(PoisonError::into_inner));
-        let is_current = ring.len() == workers.len()
+        let is_current = ring.workers().len() == workers.len()
             && views
                 .iter()
                 .zip(ring.workers())
@@ -253,6 +243,13 @@ impl Fleet {
         };
         ring.walk(key).take(most).collect()
     }
+}
+
+/// Tokens of so many bytes, by what workers have measured.
+fn num_tokens(views: &[View], num_bytes: usize) -> f64 {
+    let measured = views.iter().map(|view| view.bytes_per_token).find(|bytes| *bytes > 0.0);
+    // Of English text.
+    num_bytes as f64 / measured.unwrap_or(4.0)
 }
 
 impl Drop for Fleet {

@@ -130,7 +130,7 @@ impl Leg {
 
     /// Whether it tells what its events deliver.
     pub fn tells(&self) -> bool {
-        self.worker().config.kind == Kind::Pagoda
+        self.worker().tells()
     }
 
     /// Whether it is a stream of events.
@@ -207,8 +207,8 @@ impl Leg {
 
 /// Where an event ends, behind its empty line: lines end with LF, or with CR and LF.
 fn end_of_event(bytes: &[u8]) -> Option<usize> {
-    let newlines = bytes.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at);
-    newlines.into_iter().find_map(|at| match &bytes[at + 1..] {
+    let mut newlines = bytes.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at);
+    newlines.find_map(|at| match &bytes[at + 1..] {
         [b'\n', ..] => Some(at + 2),
         [b'\r', b'\n', ..] => Some(at + 3),
         _ => None,

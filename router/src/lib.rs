@@ -72,11 +72,11 @@ impl Router {
 
     /// Names of all models that are served.
     pub fn models(&self) -> BTreeSet<String> {
-        self.fleet.workers().iter().flat_map(|worker| dispatch::models(worker)).collect()
+        self.fleet.workers().iter().flat_map(|worker| worker.models()).collect()
     }
 
     /// What a request means that names no model: the first name of the first worker, as the worker itself would have it.
     fn only_model(&self) -> Option<String> {
-        self.fleet.workers().iter().find_map(|worker| dispatch::models(worker).into_iter().next())
+        self.fleet.workers().iter().find_map(|worker| worker.models().into_iter().next())
     }
 }

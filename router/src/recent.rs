@@ -93,15 +93,7 @@ mod tests {
     use protocol::prompt_chain::{ChainKind, ChainRoot};
 
     fn chain(text: &str) -> Arc<PromptChain> {
-        let root = ChainRoot {
-            kind: ChainKind::Text,
-            model: "m",
-            adapter: "",
-            cache_salt: "",
-            tools: None,
-            template_arguments: None,
-        };
-        let mut chain = PromptChain::new(&root);
+        let mut chain = PromptChain::new(&ChainRoot::new(ChainKind::Text, "m"));
         chain.push_text(text);
         Arc::new(chain)
     }

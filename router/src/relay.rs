@@ -73,14 +73,13 @@ impl Relay {
         predicted: f64,
         outcome: &Outcome,
     ) -> Result<Self, LegError> {
-        let outcome = Outcome { began: outcome.began, tries: outcome.tries };
         let mut relay = Self {
             router,
             progress: vec![Progress::default(); asked.n.clamp(1, 128)],
             asked,
             leg: Some(leg),
             predicted,
-            outcome,
+            outcome: *outcome,
             delivered: false,
             continued: false,
             failures: 0,
@@ -123,15 +122,13 @@ impl Relay {
 
     /// As a response.
     pub(crate) fn into_response(self) -> Response {
-        let mut head = Response::new(());
-        let asked = self.asked.clone();
+        let request_id = self.asked.request_id.clone();
         let pieces = stream::unfold(self, |mut relay| async move {
             let piece = relay.next().await?;
             Some((Ok::<Bytes, std::convert::Infallible>(piece), relay))
         });
-        *head.status_mut() = hyper::StatusCode::OK;
-        let mut response = head.map(|()| Body::from_stream(pieces));
-        stream_head(&mut response, &asked);
+        let mut response = Response::new(Body::from_stream(pieces));
+        stream_head(&mut response, request_id);
         response
     }
 
@@ -159,7 +156,7 @@ impl Relay {
         let Some(mut event) = leg.next_event(until).await? else {
             // Servers that are not ours may end without saying so.
             if !leg.tells() && self.delivered {
-                self.done().await;
+                self.done();
                 return Ok(());
             }
             return Err(LegError::Broken("it ended early".into()));
@@ -169,7 +166,7 @@ impl Relay {
                 Taken::GoOn => {}
                 Taken::Failed(error) => return Err(error),
                 Taken::Done => {
-                    self.done().await;
+                    self.done();
                     return Ok(());
                 }
             }
@@ -236,14 +233,15 @@ impl Relay {
         }
     }
 
-    async fn done(&mut self) {
+    fn done(&mut self) {
         self.ended = true;
         if let Some(leg) = self.leg.take() {
             leg.in_flight.answered();
             self.router.remember(&self.asked, leg.worker());
             let worker = Arc::clone(leg.worker());
             self.router.ended(&self.asked, Some(&worker), &self.outcome, "ok");
-            leg.finish().await;
+            // The client does not wait for the end of what it has.
+            tokio::spawn(leg.finish());
         }
     }
 

@@ -82,16 +82,6 @@ impl Ring {
         &self.workers
     }
 
-    /// How many there are.
-    pub fn len(&self) -> usize {
-        self.workers.len()
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.workers.is_empty()
-    }
-
     /// Workers in the order in which a key falls to them, by their places.
     pub fn walk(&self, key: u64) -> impl Iterator<Item = usize> + '_ {
         self.ring.calc_candidates(&key).map(|node| node.value)
@@ -144,7 +134,6 @@ mod tests {
         // Its keys fall to many, in the order of the walk.
         let mut heirs: Vec<usize> =
             keys.filter(|&key| first(&before, key) == 9).map(|key| first(&after, key)).collect();
-        assert!(heirs.iter().zip(0..10_000u64).all(|(heir, _)| *heir < 9));
         heirs.sort_unstable();
         heirs.dedup();
         assert!(heirs.len() > 5, "{heirs:?}");

@@ -1,6 +1,6 @@
 //! A real `pagoda route` process over real simulated engines, and streams read from it.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::server::{Answer, PATIENCE, Server, read_answer};
+use super::server::{Answer, PATIENCE, Server, read_answer, send};
 
 /// Engines of one profile, and the file that names them.
 pub struct Cluster {
@@ -132,14 +132,7 @@ impl Route {
     }
 
     pub fn send(&self, method: &str, path: &str, headers: &str, body: &str) -> TcpStream {
-        let mut stream = TcpStream::connect(&self.address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let len = body.len();
-        let head = format!(
-            "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{headers}content-length: {len}\r\n\r\n{body}"
-        );
-        stream.write_all(head.as_bytes()).unwrap();
-        stream
+        send(&self.address, method, path, headers, body)
     }
 
     pub fn request(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {

@@ -118,15 +118,7 @@ impl Server {
 
     /// Sends a request and leaves the answer to be read from the stream.
     pub fn send(&self, method: &str, path: &str, headers: &str, body: &str) -> TcpStream {
-        let mut stream = self.connect();
-        let len = body.len();
-        let head = format!(
-            "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{headers}content-length: {len}\r\n\r\n"
-        );
-        stream.write_all(head.as_bytes()).unwrap();
-        // The server may refuse before it has read all of a body.
-        drop(stream.write_all(body.as_bytes()));
-        stream
+        send(&self.address, method, path, headers, body)
     }
 
     pub fn request(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
@@ -185,6 +177,19 @@ fn strip_colours(text: &str) -> String {
         }
     }
     plain
+}
+
+/// Sends a request to an address and leaves the answer to be read from the stream.
+pub fn send(address: &str, method: &str, path: &str, headers: &str, body: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let len = body.len();
+    let head =
+        format!("{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{headers}content-length: {len}\r\n\r\n");
+    stream.write_all(head.as_bytes()).unwrap();
+    // The server may refuse before it has read all of a body.
+    drop(stream.write_all(body.as_bytes()));
+    stream
 }
 
 /// Reads an answer to its end; a chunked body is joined.

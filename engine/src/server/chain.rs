@@ -70,15 +70,7 @@ mod tests {
     use super::*;
 
     fn chunks(texts: &[&str], rendered: &str) -> Vec<u32> {
-        let root = ChainRoot {
-            kind: ChainKind::Chat,
-            model: "m",
-            adapter: "",
-            cache_salt: "",
-            tools: None,
-            template_arguments: None,
-        };
-        let mut chain = PromptChain::new(&root);
+        let mut chain = PromptChain::new(&ChainRoot::new(ChainKind::Chat, "m"));
         texts.iter().for_each(|text| chain.push_message("user", text, Map::new().iter()));
         let tokenizer = Tokenizer::bytes4();
         let token_ids = tokenizer.encode(rendered, false).unwrap();

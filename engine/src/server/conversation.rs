@@ -25,8 +25,7 @@ pub(super) struct ChainName {
 
 impl ChainName {
     fn chain(&self, kind: ChainKind) -> PromptChain {
-        let (model, cache_salt) = (self.model.as_str(), self.cache_salt.as_str());
-        PromptChain::new(&ChainRoot { kind, model, adapter: "", cache_salt, tools: None, template_arguments: None })
+        PromptChain::new(&ChainRoot { cache_salt: &self.cache_salt, ..ChainRoot::new(kind, &self.model) })
     }
 }
 

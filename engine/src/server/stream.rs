@@ -94,7 +94,7 @@ pub(super) fn respond<C: Chunks>(
         span: tracing::Span::current(),
     };
     for index in 0..num_left {
-        if let Some(chunk) = state.chunks.first(index).filter(|_| !state.before(index).begun) {
+        if let Some(chunk) = state.chunks.first(index).filter(|_| !state.has_begun(index)) {
             state.send(index, &chunk, 0, false);
         }
     }
@@ -131,8 +131,13 @@ async fn drained(relayed: &mut Option<Relayed>) {
 }
 
 impl<C: Chunks> Streaming<C> {
-    fn before(&self, index: usize) -> Progress {
-        self.relayed.as_ref().map(|relayed| relayed.before(index).clone()).unwrap_or_default()
+    /// How far an answer was when this stream began; `None` where nobody could have begun it.
+    fn before(&self, index: usize) -> Option<&Progress> {
+        self.relayed.as_ref().map(|relayed| relayed.before(index))
+    }
+
+    fn has_begun(&self, index: usize) -> bool {
+        self.before(index).is_some_and(|before| before.begun)
     }
 
     /// Puts an event on its way that delivers so many bytes of an answer's text.
@@ -148,7 +153,7 @@ impl<C: Chunks> Streaming<C> {
         let Some((index, event)) = event else {
             return self.fail(RequestError::EngineFailed("its thread has ended".into()));
         };
-        let is_over = self.before(index).finished;
+        let is_over = self.before(index).is_some_and(|before| before.finished);
         match event {
             // An answer that has ended elsewhere is looked at for its usage only.
             EngineEvent::Prompt { .. } | EngineEvent::Token { .. } if is_over => {}
@@ -156,7 +161,7 @@ impl<C: Chunks> Streaming<C> {
             EngineEvent::Prompt { num_cached_tokens, logprobs } => {
                 self.num_cached = Some(self.num_cached.map_or(num_cached_tokens, |least| least.min(num_cached_tokens)));
                 let chunk = self.chunks.prompt(index, &logprobs);
-                if let Some(chunk) = chunk.filter(|_| !self.before(index).begun) {
+                if let Some(chunk) = chunk.filter(|_| !self.has_begun(index)) {
                     self.send(index, &chunk, 0, false);
                 }
             }
@@ -196,7 +201,8 @@ impl<C: Chunks> Streaming<C> {
     /// Goes on where another engine's stream was cut: what of the text was not delivered is.
     fn resume(&mut self, index: usize, text: &str, num_generated: usize) {
         self.num_replayed += num_generated;
-        let Progress { token_ids, text_bytes, finished, .. } = self.before(index);
+        // Once a stream: it is not looked at again.
+        let Progress { token_ids, text_bytes, finished, .. } = self.before(index).cloned().unwrap_or_default();
         self.chunks.skip(index, &token_ids);
         if let Some((_, answer, all)) = &mut self.answer {
             answer.push_str(text);

@@ -73,7 +73,7 @@ impl<'a> RoutedRequest<'a> {
             Content::Text(_) | Content::None => ChainKind::Text,
         };
         let (tools, template_arguments) = (self.tools.as_ref(), self.template_arguments.as_ref());
-        let root = ChainRoot { kind, model, adapter: "", cache_salt, tools, template_arguments };
+        let root = ChainRoot { cache_salt, tools, template_arguments, ..ChainRoot::new(kind, model) };
         let mut chain = PromptChain::new(&root);
         match &self.content {
             Content::None => {}
@@ -362,7 +362,7 @@ mod tests {
     use crate::openai::{ChatRequest, CompletionRequest, Prompt as Parsed};
 
     fn root(kind: ChainKind) -> ChainRoot<'static> {
-        ChainRoot { kind, model: "m", adapter: "", cache_salt: "s", tools: None, template_arguments: None }
+        ChainRoot { cache_salt: "s", ..ChainRoot::new(kind, "m") }
     }
 
     #[test]

@@ -4,8 +4,7 @@ use serde_json::{Map, json};
 
 use super::*;
 
-const ROOT: ChainRoot<'_> =
-    ChainRoot { kind: ChainKind::Chat, model: "m", adapter: "", cache_salt: "", tools: None, template_arguments: None };
+const ROOT: ChainRoot<'_> = ChainRoot::new(ChainKind::Chat, "m");
 
 fn chain(root: &ChainRoot<'_>, messages: &[(&str, &str)]) -> Vec<u64> {
     let mut chain = PromptChain::new(root);

@@ -43,6 +43,8 @@ pub struct View {
     pub prefill_tokens_per_s: f64,
     /// Seconds of a step.
     pub decode_step_s: f64,
+    /// Bytes of text that a token stands for; 0 where it is not known.
+    pub bytes_per_token: f64,
     /// Seconds from one request's end to the next, where all its places are taken; 0 where that is not known.
     pub seconds_a_place: f64,
     /// Part of its KV blocks that is in use.

@@ -19,6 +19,7 @@ pub(crate) fn idle(name: &str) -> View {
         queued_tokens: 0.0,
         prefill_tokens_per_s: 1000.0,
         decode_step_s: 0.01,
+        bytes_per_token: 4.0,
         seconds_a_place: 0.0,
         kv_used: 0.0,
         held_tokens: 0.0,

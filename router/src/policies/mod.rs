@@ -118,6 +118,25 @@ pub enum Preset {
 }
 
 impl Preset {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Pagoda, Self::LlmDDefault, Self::RoundRobin, Self::Random, Self::LeastLoad];
+
+    /// The preset of a name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|preset| preset.name() == name)
+    }
+
+    /// As in flags.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pagoda => "pagoda",
+            Self::LlmDDefault => "llm-d-default",
+            Self::RoundRobin => "round-robin",
+            Self::Random => "random",
+            Self::LeastLoad => "least-load",
+        }
+    }
+
     /// Its scorers.
     pub fn weights(self) -> Vec<Weight> {
         let list: &[(Scorer, f64)] = match self {

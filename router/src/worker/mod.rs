@@ -150,20 +150,12 @@ impl Worker {
 
     /// Whether it was heard of late.
     pub fn is_fresh(&self) -> bool {
-        let state = self.state();
-        state.told.connected && state.told.at.is_some_and(|at| at.elapsed() < STALE_AFTER)
+        self.state().is_fresh()
     }
 
     /// Names that it serves its model under.
-    pub fn serves(&self, model: &str) -> bool {
-        let told = self.told();
-        let served = told.report.as_ref().map(|report| &report.models).unwrap_or(&self.config.models);
-        served.iter().any(|served| served == model)
-    }
-
-    /// A request went well.
-    pub fn succeed(&self) {
-        self.state().breaker.succeed();
+    pub fn models(&self) -> Vec<String> {
+        self.state().served(&self.config).to_vec()
     }
 
     /// A request failed there. Whether that opened its circuit.
@@ -215,17 +207,16 @@ impl Worker {
         let report = state.told.report.as_deref();
         let (load, capacity, rates) =
             report.map(|report| (report.load, report.capacity, report.rates)).unwrap_or_default();
-        let served = report.map_or(&self.config.models, |report| &report.models);
         let own = self.num_requests();
         let used = load.num_used_blocks as f64 / capacity.num_blocks.max(1) as f64;
         let places = capacity.max_num_seqs.max(1) as f64;
         View {
             name: Arc::clone(&self.name),
-            serves: served.iter().any(|served| served == model),
+            serves: state.served(&self.config).iter().any(|served| served == model),
             ready: report.is_some_and(|report| report.ready),
             draining: load.draining,
             circuit_closed: state.breaker.is_closed(Instant::now()),
-            fresh: state.told.connected && state.told.at.is_some_and(|at| at.elapsed() < STALE_AFTER),
+            fresh: state.is_fresh(),
             max_model_len: capacity.max_model_len,
             num_requests: own.max(load.num_running + load.num_waiting),
             num_waiting: load.num_waiting,
@@ -233,6 +224,7 @@ impl Worker {
             queued_tokens: load.num_uncomputed_tokens as f64 + state.tokens_since,
             prefill_tokens_per_s: rates.prefill_tokens_per_s,
             decode_step_s: rates.decode_step_s,
+            bytes_per_token: rates.bytes_per_token,
             seconds_a_place: state.answer_seconds / places,
             kv_used: used,
             held_tokens: 0.0,
@@ -244,6 +236,15 @@ impl Worker {
 }
 
 impl State {
+    fn is_fresh(&self) -> bool {
+        self.told.connected && self.told.at.is_some_and(|at| at.elapsed() < STALE_AFTER)
+    }
+
+    /// By its own word, or before it has told, the configuration's.
+    fn served<'a>(&'a self, config: &'a WorkerConfig) -> &'a [String] {
+        self.told.report.as_ref().map_or(&config.models, |report| &report.models)
+    }
+
     fn recent_now(&self) -> f64 {
         let age = self.recent.1.map_or(0.0, |at| at.elapsed().as_secs_f64());
         self.recent.0 * (-age / RECENT_HALF_LIFE_S).exp2()
