@@ -48,7 +48,8 @@ pub fn start(format: LogFormat, quiet: bool, otlp_endpoint: Option<&str>) -> Res
     let provider = otlp_endpoint.map(provider).transpose().context("--otlp-traces-endpoint")?;
     let traces = provider.as_ref().map(|provider| {
         // Our own spans: an exporter that traced its own requests would never end.
-        let ours = Targets::new().with_target("engine", LevelFilter::INFO).with_target("pagoda", LevelFilter::INFO);
+        let ours = ["engine", "pagoda", "router"].map(|target| (target, LevelFilter::INFO));
+        let ours = Targets::new().with_targets(ours);
         tracing_opentelemetry::layer().with_tracer(provider.tracer("pagoda")).with_filter(ours)
     });
     tracing_subscriber::registry().with(logs).with(traces).init();

@@ -20,6 +20,10 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+/// Half of what a router does for a short request was the system's allocator (`benches/router.rs`, overhead).
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Exit status when a device failed: whoever supervises the process restarts it.
 const EXIT_DEVICE_FAILED: u8 = 70;
 

@@ -76,6 +76,9 @@ pub struct RouteArgs {
     /// Answer `x-pagoda-explain: 1` of clients: names and loads of workers are told.
     #[arg(long)]
     explain: bool,
+    /// Where traces are sent: OTLP over HTTP, http://HOST:4318/v1/traces. [default: nowhere]
+    #[arg(long, value_name = "URL")]
+    otlp_traces_endpoint: Option<String>,
     /// Log each request, without its text.
     #[arg(long)]
     access_log: bool,
@@ -100,7 +103,7 @@ fn presets() -> impl TypedValueParser<Value = Preset> {
 
 /// Routes until told to stop.
 pub fn route(args: RouteArgs) -> Result<ExitCode> {
-    let _telemetry = logging::start(args.log_format, false, None)?;
+    let _telemetry = logging::start(args.log_format, false, args.otlp_traces_endpoint.as_deref())?;
     // Follows the workers; requests have threads of their own.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.context("starting the runtime")?;
@@ -208,6 +211,7 @@ fn config(args: &RouteArgs) -> Result<RouterConfig> {
         max_body_bytes: usize::try_from(parse_bytes(&args.max_body_bytes).context("--max-body-bytes")?)?,
         index_capacity: args.index_capacity,
         explain: args.explain,
+        traced: args.otlp_traces_endpoint.is_some(),
         access_log: args.access_log,
         ..RouterConfig::default()
     })

@@ -9,6 +9,7 @@ use std::net::{TcpListener, TcpStream};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::mpsc;
+use support::route::{Cluster, profile};
 use support::server::{PATIENCE, Server, read_answer};
 
 /// Sends a request to any address of the server.
@@ -302,6 +303,41 @@ fn spans_of_requests_join_the_caller_s_trace_and_hold_no_text() {
     let log = server.log.lock().unwrap().clone();
     assert!(!log.contains("secret"), "{log}");
     assert!(log.lines().filter(|line| line.starts_with('{')).all(|line| serde_json::from_str::<Value>(line).is_ok()));
+}
+
+#[test]
+fn a_router_s_span_is_the_child_of_the_client_s_and_the_parent_of_the_engine_s() {
+    let (endpoint, bodies) = collector();
+    let flags = ["--otlp-traces-endpoint", &endpoint];
+    let mut cluster = Cluster::start(0, &profile(1.0, 0.0, 100));
+    cluster.engines.push(cluster.engine(&flags));
+    cluster.write();
+    let route = cluster.route(&flags);
+    let trace = "4bf92f3577b34da6a3ce929d0e0e4736";
+    let headers = format!("traceparent: 00-{trace}-00f067aa0ba902b7-01\r\nx-request-id: routed\r\n");
+    let body = json!({ "model": "m", "prompt": "a secret prompt", "max_tokens": 4, "stream": true }).to_string();
+    assert_eq!(route.request("POST", "/v1/completions", &headers, &body).status, 200);
+    let mut exported: Vec<Vec<u8>> = Vec::new();
+    let id: Vec<u8> = (0..16).map(|i| u8::from_str_radix(&trace[2 * i..2 * i + 2], 16).unwrap()).collect();
+    // The router's export and the engine's; of a span: tag 0a and its trace id, tag 12 and its own, tag 22 and its parent's.
+    let spans = |exported: &[Vec<u8>]| {
+        let of = |body: &Vec<u8>| {
+            let at = body.windows(16).position(|window| window == id)?;
+            let parent = at + 26 + body[at + 26..].windows(2).position(|tag| tag == [0x22, 8])? + 2;
+            Some((body[at + 18..at + 26].to_vec(), body[parent..parent + 8].to_vec()))
+        };
+        exported.iter().filter_map(of).collect::<Vec<_>>()
+    };
+    while spans(&exported).len() < 2 {
+        exported.push(bodies.recv_timeout(PATIENCE).expect("no span was exported"));
+    }
+    let client = u64::from_str_radix("00f067aa0ba902b7", 16).unwrap().to_be_bytes().to_vec();
+    let mut both = spans(&exported);
+    both.sort_by_key(|(_, parent)| *parent != client);
+    assert_eq!(both[0].1, client, "the router's is the client's child");
+    assert_eq!(both[1].1, both[0].0, "the engine's is the router's child");
+    let all = exported.concat();
+    assert!(contains(&all, b"tries") && contains(&all, b"reason") && !contains(&all, b"secret"));
 }
 
 #[test]

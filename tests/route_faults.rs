@@ -8,25 +8,7 @@ use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use support::route::{Cluster, Route, Streamed, assert_whole, chat, profile, read_for, read_stream, signal};
-
-/// Starts so many streams; `disturb` is called while they run.
-fn streams(route: &Route, count: usize, max_tokens: usize, disturb: impl FnOnce()) -> Vec<Streamed> {
-    std::thread::scope(|scope| {
-        let reads: Vec<_> = (0..count)
-            .map(|number| {
-                let stream = route.send("POST", "/v1/chat/completions", "", &chat(number, max_tokens).to_string());
-                scope.spawn(move || read_stream(stream))
-            })
-            .collect();
-        disturb();
-        reads.into_iter().map(|read| read.join().unwrap()).collect()
-    })
-}
-
-fn assert_all_whole(all: &[Streamed], max_tokens: usize) {
-    all.iter().enumerate().for_each(|(number, streamed)| assert_whole(streamed, number, max_tokens));
-}
+use support::route::{Cluster, Route, Streamed, assert_all_whole, chat, profile, read_for, signal, streams};
 
 fn p99_gap(all: &[Streamed]) -> Duration {
     let mut gaps: Vec<Duration> = all.iter().map(|streamed| streamed.gap).collect();

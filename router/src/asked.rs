@@ -11,6 +11,7 @@ use bytes::Bytes;
 use hyper::header::{HeaderName, HeaderValue};
 use protocol::openai::RoutedRequest;
 use protocol::{Handover, PromptChain};
+use tracing::Span;
 use twox_hash::XxHash3_64;
 
 use crate::error::RouteError;
@@ -87,6 +88,8 @@ pub struct Asked {
     pub request_id: HeaderValue,
     /// Headers that go on.
     pub headers: Vec<(HeaderName, HeaderValue)>,
+    /// Of the request in its trace; of nothing where traces are not exported.
+    pub(crate) span: Span,
     /// Its content, for routing.
     pub chain: Arc<PromptChain>,
     /// Which worker's turn it is on the ring.
@@ -158,6 +161,7 @@ impl Asked {
             max_tokens: request.max_tokens.unwrap_or(0),
             session: session.map(|name| format!("{tenant} {name}")),
             headers: passed_on.collect(),
+            span: Span::none(),
             tenant,
             request_id,
             chain: Arc::new(chain),

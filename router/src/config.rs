@@ -38,6 +38,8 @@ pub struct RouterConfig {
     pub index_capacity: usize,
     /// Whether a client may ask how its request was routed.
     pub explain: bool,
+    /// Whether spans are exported: each request then has one.
+    pub traced: bool,
     /// Whether each request is logged, without its text.
     pub access_log: bool,
     /// Tokens by which predicted and real hit may differ before it is said; worker by worker, on average.
@@ -58,6 +60,7 @@ impl Default for RouterConfig {
             max_body_bytes: 16 << 20,
             index_capacity: 16 << 20,
             explain: false,
+            traced: false,
             access_log: false,
             max_misprediction: 256.0,
         }

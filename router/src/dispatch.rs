@@ -138,6 +138,7 @@ impl Router {
     async fn routed(self: &Arc<Self>, asked: Asked, mut choice: Choice, mut outcome: Outcome) -> Response {
         let metrics = &self.fleet.shared().metrics;
         metrics.decisions.with_label_values(&[choice.reason()]).inc();
+        asked.span.record("reason", choice.reason());
         let mut tried: Vec<Arc<str>> = Vec::new();
         let mut last: Option<(Arc<str>, LegError)> = None;
         while outcome.tries < self.config.max_tries {
@@ -335,6 +336,8 @@ impl Router {
         // Names that clients make up are no labels.
         let model = if worker.is_some() { asked.model.as_str() } else { "" };
         self.fleet.shared().metrics.requests.with_label_values(&[model, how]).inc();
+        asked.span.record("worker", worker.map_or("", |worker| &worker.name));
+        asked.span.record("tries", outcome.tries).record("how", how);
         if self.config.access_log {
             tracing::info!(
                 target: "pagoda::access",

@@ -21,6 +21,7 @@ mod relay;
 pub mod ring;
 pub mod server;
 pub mod sessions;
+mod trace;
 pub mod worker;
 pub mod workers_file;
 

@@ -18,6 +18,7 @@ use crate::Router;
 use crate::asked::{Asked, Endpoint};
 use crate::dispatch::EXPLAIN;
 use crate::error::RouteError;
+use crate::trace;
 
 /// A body must be there by then.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -74,7 +75,12 @@ async fn asked(router: &Router, endpoint: Endpoint, headers: &HeaderMap, body: B
 async fn ask(State(router): Shared, endpoint: Endpoint, headers: HeaderMap, body: Body) -> Response {
     let explains = router.config.explain && headers.get(EXPLAIN).is_some_and(|value| value == "1");
     match asked(&router, endpoint, &headers, body).await {
-        Ok(asked) => router.answer(asked, explains).await,
+        Ok(mut asked) => {
+            if router.config.traced {
+                trace::begin(&mut asked, &headers);
+            }
+            router.answer(asked, explains).await
+        }
         Err(error) => error.into_response(),
     }
 }

@@ -143,6 +143,11 @@ impl Route {
         self.request("GET", path, "", "")
     }
 
+    /// Asks at the operators' door.
+    pub fn request_internal(&self, path: &str, headers: &str) -> Answer {
+        read_answer(&mut send(&self.internal, "GET", path, headers, ""))
+    }
+
     pub fn post(&self, path: &str, body: &Value) -> Answer {
         self.request("POST", path, "", &body.to_string())
     }
@@ -241,6 +246,25 @@ pub fn assert_whole(streamed: &Streamed, number: usize, max_tokens: usize) {
     assert_eq!(streamed.text, undisturbed(number, max_tokens), "stream {number}");
     let shape = (streamed.roles, streamed.ends, streamed.done, streamed.ids.len(), streamed.completion_tokens);
     assert_eq!(shape, (1, 1, true, 1, Some(max_tokens as u64)), "stream {number}");
+}
+
+/// Starts so many streams; `disturb` is called while they run.
+pub fn streams(route: &Route, count: usize, max_tokens: usize, disturb: impl FnOnce()) -> Vec<Streamed> {
+    std::thread::scope(|scope| {
+        let reads: Vec<_> = (0..count)
+            .map(|number| {
+                let stream = route.send("POST", "/v1/chat/completions", "", &chat(number, max_tokens).to_string());
+                scope.spawn(move || read_stream(stream))
+            })
+            .collect();
+        disturb();
+        reads.into_iter().map(|read| read.join().unwrap()).collect()
+    })
+}
+
+/// Whether all of them came whole.
+pub fn assert_all_whole(all: &[Streamed], max_tokens: usize) {
+    all.iter().enumerate().for_each(|(number, streamed)| assert_whole(streamed, number, max_tokens));
 }
 
 /// Reads what comes until the other end closes, or for so long.

@@ -4,7 +4,7 @@ use axum::body::Body;
 use axum::http::{HeaderName, HeaderValue, Request, StatusCode};
 use axum::middleware::Next;
 use axum::response::Response;
-use opentelemetry::propagation::Extractor;
+use opentelemetry_http::HeaderExtractor;
 use tracing::Instrument;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
@@ -13,18 +13,6 @@ use super::answer;
 static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Longer ids of callers are not repeated in logs.
 const MAX_ID_BYTES: usize = 256;
-
-struct Headers<'a>(&'a axum::http::HeaderMap);
-
-impl Extractor for Headers<'_> {
-    fn get(&self, key: &str) -> Option<&str> {
-        self.0.get(key)?.to_str().ok()
-    }
-
-    fn keys(&self) -> Vec<&str> {
-        self.0.keys().map(HeaderName::as_str).collect()
-    }
-}
 
 /// Runs a request in its span, and echoes the caller's request id or the one that it got here.
 pub(super) async fn request_span(request: Request<Body>, next: Next) -> Response {
@@ -43,8 +31,9 @@ pub(super) async fn request_span(request: Request<Body>, next: Next) -> Response
         gen_ai.usage.prompt_tokens = tracing::field::Empty,
         gen_ai.usage.completion_tokens = tracing::field::Empty,
     );
-    let parent =
-        opentelemetry::global::get_text_map_propagator(|propagator| propagator.extract(&Headers(request.headers())));
+    let parent = opentelemetry::global::get_text_map_propagator(|propagator| {
+        propagator.extract(&HeaderExtractor(request.headers()))
+    });
     // Where no traces are exported there is nothing to join.
     drop(span.set_parent(parent));
     let started = std::time::Instant::now();

@@ -51,7 +51,7 @@ enum StreamError {
 
 /// Follows a worker until the task is ended.
 pub async fn follow(worker: Arc<Worker>, shared: Arc<Shared>) {
-    let mut pause = FIRST_PAUSE;
+    let (mut pause, mut told) = (FIRST_PAUSE, String::new());
     loop {
         let (mut reached, began) = (false, Instant::now());
         let ended = stream(&worker, &shared, &mut reached).await;
@@ -64,8 +64,13 @@ pub async fn follow(worker: Arc<Worker>, shared: Arc<Shared>) {
             shared.metrics.resyncs.with_label_values(&[&worker.name]).inc();
         }
         if let Err(error) = ended {
+            // One that answers with what cannot be used is told of, once: nobody would look for it among those that are away.
+            let unusable = matches!(error, StreamError::Event(_) | StreamError::NoHello | StreamError::Status(_));
             if reached {
                 tracing::warn!(worker = %worker.name, %error, "the worker's events stopped");
+            } else if unusable && told != error.to_string() {
+                tracing::warn!(worker = %worker.name, %error, "the worker cannot be followed and gets no requests");
+                told = error.to_string();
             } else {
                 tracing::debug!(worker = %worker.name, %error, "the worker is not reached");
             }
