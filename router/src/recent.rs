@@ -4,7 +4,7 @@
 //! worker. Invariant: bounded in number and age; a prompt costs its beginning's look-up and no more.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -23,7 +23,8 @@ const MAX_ALIKE: usize = 16;
 #[derive(Debug)]
 struct Sent {
     slot: Slot,
-    chain: Arc<PromptChain>,
+    /// Of the chain's chunks.
+    hashes: Box<[u64]>,
     at: Instant,
 }
 
@@ -41,7 +42,7 @@ pub struct Recent(Mutex<Books>);
 
 impl Recent {
     /// A prompt goes to a worker.
-    pub fn sent(&self, slot: Slot, chain: &Arc<PromptChain>) {
+    pub fn sent(&self, slot: Slot, chain: &PromptChain) {
         let Some(first) = chain.chunks().first() else { return };
         let mut books = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let at = Instant::now();
@@ -61,7 +62,8 @@ impl Recent {
         if alike.len() == MAX_ALIKE {
             alike.pop_front();
         }
-        alike.push_back(Sent { slot, chain: Arc::clone(chain), at });
+        let hashes = chain.chunks().iter().map(|chunk| chunk.hash).collect();
+        alike.push_back(Sent { slot, hashes, at });
     }
 
     /// How much of a prompt workers will hold soon.
@@ -70,8 +72,8 @@ impl Recent {
         let books = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(alike) = books.by_beginning.get(&first.hash) else { return Vec::new() };
         let held = |sent: &Sent| {
-            let both = sent.chain.chunks().iter().zip(chain.chunks());
-            let num_chunks = both.take_while(|(a, b)| a.hash == b.hash).count();
+            let both = sent.hashes.iter().zip(chain.chunks());
+            let num_chunks = both.take_while(|(hash, chunk)| **hash == chunk.hash).count();
             Held { slot: sent.slot, num_chunks, num_tokens: 0 }
         };
         alike.iter().filter(|sent| sent.at.elapsed() <= BRIDGE).map(held).collect()
@@ -92,10 +94,10 @@ mod tests {
     use super::*;
     use protocol::prompt_chain::{ChainKind, ChainRoot};
 
-    fn chain(text: &str) -> Arc<PromptChain> {
+    fn chain(text: &str) -> PromptChain {
         let mut chain = PromptChain::new(&ChainRoot::new(ChainKind::Text, "m"));
         chain.push_text(text);
-        Arc::new(chain)
+        chain
     }
 
     #[test]
