@@ -6,10 +6,10 @@ mod support;
 use divan::Bencher;
 use divan::counter::ItemsCount;
 use engine::batch::{Choice, ModelInput};
-use engine::gguf::StorageType;
 use engine::kv::{BLOCK_SIZE, KvLayout};
+use engine::model::PairOrder;
+use engine::model_file::StorageType;
 use engine::ops::cpu::{CpuOps, use_threads};
-use engine::ops::rotary::Rotary;
 use engine::ops::{Ops, Rows, Write};
 
 fn main() {
@@ -32,8 +32,8 @@ fn product(bencher: Bencher<'_, '_>, storage: StorageType, tokens: usize) {
     let (rows, columns) = (12_288, 576);
     let layout =
         KvLayout { num_layers: 1, num_blocks: 32, num_heads: 1, num_kv_heads: 1, head_dim: 64, block_size: BLOCK_SIZE };
-    let mut ops = CpuOps::new(layout, Rotary::new(10_000.0, 64, 1.0, None)).unwrap();
-    let matrix = ops.matrix(&support::gguf_writer::random_tensor(storage, rows, columns, 1)).unwrap();
+    let mut ops = CpuOps::new(layout, Vec::new(), PairOrder::Halves).unwrap();
+    let matrix = ops.matrix(&[support::gguf_writer::random_tensor(storage, rows, columns, 1)]).unwrap();
     let mut input = ModelInput::default();
     let blocks: Vec<u32> = (0..32).collect();
     input.push(&vec![0; tokens], 0, &blocks, BLOCK_SIZE);

@@ -7,7 +7,7 @@ use anyhow::Result;
 use cache_tier::TieredStore;
 use engine::chat_template::ChatTemplate;
 use engine::engine_loop::{self, EngineHandle};
-use engine::gguf::GgufFile;
+use engine::model_file::ModelFile;
 use engine::sim::SimProfile;
 use engine::tokenizer::Tokenizer;
 
@@ -36,9 +36,9 @@ pub fn start(settings: &Settings, tiers: Option<Arc<TieredStore>>) -> Result<Sta
         Some(path) => path.clone(),
         None => pull::default_model()?,
     };
-    let file = GgufFile::open(&path)?;
-    let tokenizer = Arc::new(Tokenizer::from_gguf(&file)?);
-    let chat_template = ChatTemplate::from_gguf(&file, &tokenizer)?;
+    let file = ModelFile::open(&path)?;
+    let tokenizer = Arc::new(Tokenizer::of(&file)?);
+    let chat_template = ChatTemplate::of(&file, &tokenizer)?;
     let names = names(settings, served_name(&path));
     let config = settings.engine(path, &names[0])?;
     let engine = engine_loop::spawn(config, file, Arc::clone(&tokenizer), tiers)?;
@@ -49,9 +49,9 @@ fn start_sim(settings: &Settings, profile: SimProfile, tiers: Option<Arc<TieredS
     let (tokenizer, chat_template) = match &profile.model {
         None => (Tokenizer::bytes4(), Some(ChatTemplate::plain()?)),
         Some(path) => {
-            let file = GgufFile::open(path)?;
-            let tokenizer = Tokenizer::from_gguf(&file)?;
-            let chat_template = ChatTemplate::from_gguf(&file, &tokenizer)?;
+            let file = ModelFile::open(path)?;
+            let tokenizer = Tokenizer::of(&file)?;
+            let chat_template = ChatTemplate::of(&file, &tokenizer)?;
             (tokenizer, chat_template)
         }
     };

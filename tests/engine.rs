@@ -6,9 +6,9 @@ mod support;
 use engine::batch::{Choice, ModelInput, Selected, Selection};
 use engine::engine::{Engine, EngineLimits};
 use engine::event::{EngineEvent, RequestError};
-use engine::gguf::{GgufFile, StorageType};
 use engine::kernels::Activations;
 use engine::kv::{BLOCK_SIZE, BlockManager, COPY_BYTES, Load};
+use engine::model_file::{ModelFile, StorageType};
 use engine::model_runner::StepRunner;
 use engine::ops::DeviceError;
 use engine::sampling_params::SamplingParams;
@@ -99,7 +99,7 @@ struct Driven {
 
 impl Driven {
     fn new(runner: Box<dyn StepRunner>, path: &Path, num_blocks: usize, budget: usize) -> Self {
-        let tokenizer = Arc::new(Tokenizer::from_gguf(&GgufFile::open(path).unwrap()).unwrap());
+        let tokenizer = Arc::new(Tokenizer::of(&ModelFile::open(path).unwrap()).unwrap());
         let limits = SchedulerLimits {
             max_num_seqs: 8,
             max_num_batched_tokens: budget,

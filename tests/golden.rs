@@ -6,8 +6,8 @@
 mod support;
 
 use engine::batch::Choice;
-use engine::gguf::GgufFile;
 use engine::kernels::Activations;
+use engine::model_file::ModelFile;
 use engine::model_runner::StepRunner;
 use engine::tokenizer::Tokenizer;
 use serde_json::Value;
@@ -82,7 +82,7 @@ fn check_cases(runner: &mut dyn StepRunner, bounds: Bounds, num_greedy: usize, w
 
 #[test]
 fn tokeniser_gives_the_golden_ids() {
-    let tokenizer = Tokenizer::from_gguf(&GgufFile::open(&support::default_model()).unwrap()).unwrap();
+    let tokenizer = Tokenizer::of(&ModelFile::open(&support::default_model()).unwrap()).unwrap();
     let golden = golden();
     let texts = golden["tokenizer"].as_array().unwrap();
     assert_eq!(texts.len(), 16);

@@ -6,6 +6,8 @@
 #[path = "../../tests/support/mod.rs"]
 mod support;
 
+mod act_and_mul;
+mod add_bias;
 mod adjust_logits;
 mod argmax;
 mod embedding;
@@ -17,12 +19,11 @@ mod paged_attention_decode;
 mod paged_attention_prefill;
 mod paged_attention_reduce;
 mod quantize_activations;
-mod reshape_and_cache;
 mod rms_norm;
-mod rotary_embedding;
+mod rotate_and_cache;
 mod sample;
 mod scatter_blocks;
-mod silu_and_mul;
+mod soft_cap;
 mod token_logprobs;
 mod top_k;
 

@@ -2,11 +2,13 @@
 
 use crate::{CONTEXT, Fixture, HEAD_DIM, HEADS};
 use engine::kernels::paged_attention_decode;
+use engine::ops::Attention;
 
 #[divan::bench]
 fn context_512(bencher: divan::Bencher<'_, '_>) {
     let fixture = Fixture::start();
     let layout = fixture.layout();
+    let attention = Attention::plain(HEAD_DIM as usize);
     let cache_words = (layout.layer_bytes() / 4) as u32;
     let (keys, values) = (fixture.words(cache_words), fixture.words(cache_words));
     let (query, table, lens) = (fixture.words(HEADS * HEAD_DIM), fixture.block_table(), fixture.upload(&[CONTEXT]));
@@ -17,7 +19,7 @@ fn context_512(bencher: divan::Bencher<'_, '_>) {
         let (k, v) = (&keys, &values);
         let stride = CONTEXT / 16;
         paged_attention_decode(
-            encoder, plan, &query, k, v, &table, &lens, &items, &partials, &layout, stride, splits, 0,
+            encoder, plan, &query, k, v, &table, &lens, &items, &partials, &layout, &attention, stride, splits, 0,
         )
         .unwrap();
     });

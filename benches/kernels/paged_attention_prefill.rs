@@ -2,11 +2,13 @@
 
 use crate::{CONTEXT, Fixture, HEAD_DIM, HEADS, TOKENS};
 use engine::kernels::paged_attention_prefill;
+use engine::ops::Attention;
 
 #[divan::bench]
 fn chunk_of_128_in_512(bencher: divan::Bencher<'_, '_>) {
     let fixture = Fixture::start();
     let layout = fixture.layout();
+    let attention = Attention::plain(HEAD_DIM as usize);
     let cache_words = (layout.layer_bytes() / 4) as u32;
     let (keys, values) = (fixture.words(cache_words), fixture.words(cache_words));
     let len = TOKENS * HEADS * HEAD_DIM;
@@ -21,7 +23,7 @@ fn chunk_of_128_in_512(bencher: divan::Bencher<'_, '_>) {
         let (k, v) = (&keys, &values);
         let stride = CONTEXT / 16;
         paged_attention_prefill(
-            encoder, plan, &query, k, v, &table, &chunks, &items, &output, &layout, stride, num_tiles, 0,
+            encoder, plan, &query, k, v, &table, &chunks, &items, &output, &layout, &attention, stride, num_tiles, 0,
         )
         .unwrap();
     });

@@ -11,7 +11,7 @@ use minijinja::value::Serde;
 use minijinja::{Environment, Error, ErrorKind, Value, context};
 
 use crate::error::LoadError;
-use crate::gguf::{self, GgufFile};
+use crate::model_file::{ModelFile, Value as MetaValue};
 use crate::tokenizer::Tokenizer;
 
 /// Steps that one rendering may take.
@@ -35,12 +35,14 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// When the template does not parse.
-    pub fn from_gguf(file: &GgufFile, tokenizer: &Tokenizer) -> Result<Option<Self>, LoadError> {
+    pub fn of(file: &ModelFile, tokenizer: &Tokenizer) -> Result<Option<Self>, LoadError> {
         let key = "tokenizer.chat_template";
-        let Some(source) = file.optional(key, "a string", gguf::Value::as_str)? else { return Ok(None) };
+        let Some(source) = file.optional(key, "a string", MetaValue::as_str)? else { return Ok(None) };
         let text = |id: Option<u32>| id.map_or_else(String::new, |id| tokenizer.decode(&[id]));
-        let eos = file.optional("tokenizer.ggml.eos_token_id", "an integer", gguf::Value::as_u64)?;
-        Self::parse(source, text(tokenizer.bos_token_id()), text(eos.map(|id| id as u32)))
+        let eos = file.optional("tokenizer.ggml.eos_token_id", "an integer", MetaValue::as_u64)?;
+        let named = file.get("tokenizer.eos_token").and_then(MetaValue::as_str).map(str::to_owned);
+        let eos = named.unwrap_or_else(|| text(eos.map(|id| id as u32)));
+        Self::parse(source, text(tokenizer.bos_token_id()), eos)
             .map(Some)
             .map_err(|error| LoadError::ChatTemplate { path: PathBuf::from(file.path()), reason: describe(&error) })
     }

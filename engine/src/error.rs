@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::gguf::GgufError;
+use crate::model_file::ModelFileError;
 use crate::ops::DeviceError;
 
 /// Why an engine could not start.
@@ -10,7 +10,7 @@ use crate::ops::DeviceError;
 pub enum LoadError {
     /// The file is malformed or unsupported.
     #[error(transparent)]
-    Gguf(#[from] GgufError),
+    Gguf(#[from] ModelFileError),
     /// The device refused something that is not a tensor.
     #[error(transparent)]
     Device(#[from] DeviceError),

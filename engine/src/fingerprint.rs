@@ -9,17 +9,17 @@ use std::time::UNIX_EPOCH;
 use protocol::ModelFingerprint;
 use protocol::fingerprint::FingerprintParts;
 
-use crate::gguf::GgufFile;
 use crate::kv::BLOCK_SIZE;
+use crate::model_file::ModelFile;
 use crate::sizes::Sizes;
 
 /// The fingerprint of a file; the weights' hash is read from and written to `cache`, where there is one.
-pub fn of_model(file: &GgufFile, sizes: &Sizes, cache: Option<&Path>) -> ModelFingerprint {
+pub fn of_model(file: &ModelFile, sizes: &Sizes, cache: Option<&Path>) -> ModelFingerprint {
     let model = &sizes.model;
     ModelFingerprint::of(&FingerprintParts {
         weights: weights(file, cache),
-        architecture: "llama",
-        rope: (model.rope_theta, model.rotary_dim, model.rope_scale),
+        // Whatever the configuration says changes what is computed of the same weights.
+        architecture: &format!("{model:?}"),
         kv_dtype: "f16",
         num_layers: model.num_layers,
         num_kv_heads: model.num_kv_heads,
@@ -28,7 +28,7 @@ pub fn of_model(file: &GgufFile, sizes: &Sizes, cache: Option<&Path>) -> ModelFi
     })
 }
 
-fn weights(file: &GgufFile, cache: Option<&Path>) -> [u8; 32] {
+fn weights(file: &ModelFile, cache: Option<&Path>) -> [u8; 32] {
     let Some((cache, state)) = cache.zip(state(file.path())) else { return file.hash_tensors() };
     let entry = cache.join(blake3::hash(file.path().as_os_str().as_encoded_bytes()).to_hex().as_str());
     if let Some(hash) = read(&entry, &state) {

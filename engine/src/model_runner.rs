@@ -12,10 +12,10 @@ use crate::batch::{Adjustment, Choice, Draw, ModelInput, Selected, Selection};
 use crate::config::EngineConfig;
 use crate::device::{self, Selected as Device};
 use crate::error::LoadError;
-use crate::gguf::GgufFile;
 use crate::kernels::{Gpu, Plan};
 use crate::kv::{BLOCK_SIZE, BlockId, Load};
-use crate::model::{Llama, ModelConfig, ROPE_FACTORS};
+use crate::model::Decoder;
+use crate::model_file::ModelFile;
 use crate::ops::cpu::CpuOps;
 use crate::ops::rotary::Rotary;
 use crate::ops::wgpu::{StepLimits, WgpuOps};
@@ -119,14 +119,14 @@ impl<R: StepRunner + ?Sized> StepRunner for Box<R> {
 /// A model over one device's ops.
 pub struct ModelRunner<O: Ops> {
     ops: O,
-    model: Llama<O>,
+    model: Decoder<O>,
     payload_bytes: usize,
 }
 
 impl<O: Ops> ModelRunner<O> {
     fn load(
         mut ops: O,
-        file: &GgufFile,
+        file: &ModelFile,
         sizes: &Sizes,
         config: &EngineConfig,
         progress: &mut dyn FnMut(usize, usize),
@@ -134,7 +134,7 @@ impl<O: Ops> ModelRunner<O> {
         let model_config = sizes.model.clone();
         // The warm-up's chunk has two tokens.
         let (rows, logits_rows) = (config.max_num_batched_tokens.max(2), max_logits_rows(config));
-        let model = Llama::load(&mut ops, file, model_config, rows, logits_rows, progress)?;
+        let model = Decoder::load(&mut ops, file, model_config, rows, logits_rows, progress)?;
         let mut runner = Self { ops, model, payload_bytes: sizes.layout.payload_bytes() };
         runner.warm_up()?;
         Ok(runner)
@@ -238,7 +238,7 @@ pub struct Loaded {
 /// When the device refuses, or the file cannot be used.
 pub fn load(
     opened: Device,
-    file: &GgufFile,
+    file: &ModelFile,
     sizes: &Sizes,
     config: &EngineConfig,
     progress: &mut dyn FnMut(usize, usize),
@@ -262,12 +262,12 @@ pub fn load(
 /// # Errors
 /// When the file cannot be used.
 pub fn cpu_runner(
-    file: &GgufFile,
+    file: &ModelFile,
     sizes: &Sizes,
     config: &EngineConfig,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<CpuRunner, LoadError> {
-    let ops = CpuOps::new(sizes.layout.clone(), rotary(file, &sizes.model)?)?;
+    let ops = CpuOps::new(sizes.layout.clone(), rotaries(sizes), sizes.model.pair_order)?;
     ModelRunner::load(ops, file, sizes, config, progress).map(CpuRunner)
 }
 
@@ -277,7 +277,7 @@ pub fn cpu_runner(
 /// When the device refuses memory or a kernel, or the file cannot be used.
 pub fn wgpu_runner(
     gpu: Arc<Gpu>,
-    file: &GgufFile,
+    file: &ModelFile,
     sizes: &Sizes,
     config: &EngineConfig,
     progress: &mut dyn FnMut(usize, usize),
@@ -292,15 +292,10 @@ pub fn wgpu_runner(
         max_logits_rows: max_logits_rows(config),
         max_model_len: sizes.max_model_len,
     };
-    let ops = WgpuOps::new(gpu, plan, sizes.layout.clone(), rotary(file, &sizes.model)?, limits)?;
+    let ops = WgpuOps::new(gpu, plan, sizes.layout.clone(), rotaries(sizes), sizes.model.pair_order, limits)?;
     ModelRunner::load(ops, file, sizes, config, progress)
 }
 
-fn rotary(file: &GgufFile, model: &ModelConfig) -> Result<Rotary, LoadError> {
-    let factors = if file.has_tensor(ROPE_FACTORS) {
-        Some(file.tensor(ROPE_FACTORS, 1, model.rotary_dim / 2)?.to_f32())
-    } else {
-        None
-    };
-    Ok(Rotary::new(model.rope_theta, model.rotary_dim, model.rope_scale, factors.as_deref()))
+fn rotaries(sizes: &Sizes) -> Vec<Rotary> {
+    sizes.model.rotaries.iter().map(|rotary| Rotary::new(rotary, sizes.max_model_len)).collect()
 }

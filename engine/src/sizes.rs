@@ -132,7 +132,9 @@ pub fn wanted_bytes(model: &ModelConfig, config: &EngineConfig, weights_bytes: u
 /// Bytes of activations, logits and scores, of the buffers that blocks are copied through, and a margin for the driver.
 fn step_bytes(model: &ModelConfig, config: &EngineConfig) -> u64 {
     const MARGIN: u64 = 128 << 20;
-    let row = 2 * model.hidden_size + 2 * model.query_size() + 2 * model.kv_size() + 2 * model.intermediate_size;
+    let branch = if model.has_post_norms { model.hidden_size } else { 0 };
+    let row =
+        2 * model.hidden_size + branch + 3 * model.query_size() + 2 * model.kv_size() + 3 * model.intermediate_size;
     let logits_row = model.hidden_size + 2 * model.vocab_size;
     // Int8 roundings add three eighths.
     let values = row * config.max_num_batched_tokens * 11 / 8 + logits_row * max_logits_rows(config);
@@ -163,11 +165,13 @@ fn bound_by_binding(model: &ModelConfig, num_blocks: usize, memory: &DeviceMemor
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::{Activation, LayerConfig, PairOrder, RotaryConfig};
     use std::path::PathBuf;
 
     /// An 8B model's shape: a block is 2 MiB.
     fn model() -> ModelConfig {
         ModelConfig {
+            architecture: "llama",
             vocab_size: 128_256,
             hidden_size: 4096,
             num_layers: 32,
@@ -176,10 +180,18 @@ mod tests {
             head_dim: 128,
             intermediate_size: 14_336,
             rms_norm_eps: 1e-5,
-            rope_theta: 500_000.0,
-            rotary_dim: 128,
-            rope_scale: 1.0,
             context_length: 131_072,
+            rotaries: vec![RotaryConfig::plain(500_000.0, 128)],
+            pair_order: PairOrder::Neighbours,
+            layers: vec![LayerConfig { rotary: Some(0), window: None }; 32],
+            attention_scale: 128f32.powf(-0.5),
+            attention_soft_cap: None,
+            final_soft_cap: None,
+            activation: Activation::Silu,
+            embedding_scale: 1.0,
+            norm_offset: 0.0,
+            has_head_norms: false,
+            has_post_norms: false,
         }
     }
 

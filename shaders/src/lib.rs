@@ -60,8 +60,10 @@ macro_rules! catalogue {
 catalogue! {
     EMBEDDING "embedding" [Read, Read, Read, ReadWrite, Params] ["FORMAT", "WORKGROUP_SIZE"];
     RMS_NORM "rms_norm" [Read, Read, ReadWrite, Params] ["WORKGROUP_SIZE"];
-    ROTARY_EMBEDDING "rotary_embedding" [Read, ReadWrite, Params] ["WORKGROUP_SIZE"];
-    RESHAPE_AND_CACHE "reshape_and_cache" [Read, Read, Read, ReadWrite, ReadWrite, Params] ["BLOCK_SIZE", "WORKGROUP_SIZE"];
+    ROTATE_AND_CACHE "rotate_and_cache" [Read, Read, Read, Read, ReadWrite, ReadWrite, ReadWrite, Params]
+        ["BLOCK_SIZE", "NORM", "WORKGROUP_SIZE"];
+    ADD_BIAS "add_bias" [Read, ReadWrite, Params] ["WORKGROUP_SIZE"];
+    SOFT_CAP "soft_cap" [ReadWrite, Params] ["WORKGROUP_SIZE"];
     GATHER_BLOCKS "gather_blocks" [Read, Read, Read, ReadWrite, Params] ["WORKGROUP_SIZE"];
     SCATTER_BLOCKS "scatter_blocks" [Read, Read, ReadWrite, ReadWrite, Params] ["WORKGROUP_SIZE"];
     PAGED_ATTENTION_DECODE "paged_attention_decode" [Read, Read, Read, Read, Read, Read, ReadWrite, Params]
@@ -69,7 +71,7 @@ catalogue! {
     PAGED_ATTENTION_REDUCE "paged_attention_reduce" [Read, Read, ReadWrite, Params] ["HEAD_DIM", "WORKGROUP_SIZE"];
     PAGED_ATTENTION_PREFILL "paged_attention_prefill" [Read, Read, Read, Read, Read, Read, ReadWrite, Params]
         ["BLOCK_SIZE", "HEAD_DIM", "QUERY_TILE"];
-    SILU_AND_MUL "silu_and_mul" [ReadWrite, Read, Params] ["WORKGROUP_SIZE"];
+    ACT_AND_MUL "act_and_mul" [Read, ReadWrite, Params] ["ACTIVATION", "WORKGROUP_SIZE"];
     GATHER_ROWS "gather_rows" [Read, Read, ReadWrite, Params] ["WORKGROUP_SIZE"];
     MATMUL "matmul" [Read, Read, Read, ReadWrite, Params] ["FORMAT", "ROWS", "TOKENS", "WORKGROUP_SIZE"];
     QUANTIZE_ACTIVATIONS "quantize_activations" [Read, ReadWrite, ReadWrite, Params] ["WORKGROUP_SIZE"];
@@ -84,5 +86,6 @@ catalogue! {
 /// Parts that shaders include: not kernels, so they have no entry point, reference or test of their own.
 pub static INCLUDES: &[(&str, &str)] = &[
     ("dequantize.wgsl", include_str!("../wgsl/dequantize.wgsl")),
+    ("scales.wgsl", include_str!("../wgsl/scales.wgsl")),
     ("attend.wgsl", include_str!("../wgsl/attend.wgsl")),
 ];

@@ -21,25 +21,27 @@ macro_rules! params {
 
 params! {
     /// embedding
-    Embedding { num_rows: u32, row_start: u32, num_blocks: u32; pad: u32 }
+    Embedding { num_rows: u32, row_start: u32, num_blocks: u32, scale: f32 }
     /// rms_norm
-    RmsNorm { width4: u32, epsilon: f32; pad: [u32; 2] }
-    /// rotary_embedding
-    RotaryEmbedding { num_heads: u32, head_dim: u32, num_pairs: u32, pair_stride: u32 }
-    /// reshape_and_cache
-    ReshapeAndCache { num_kv_heads: u32, head_dim8: u32; pad: [u32; 2] }
+    RmsNorm { width4: u32, epsilon: f32, accumulate: u32; pad: u32 }
+    /// rotate_and_cache
+    RotateAndCache { num_heads: u32, num_kv_heads: u32, head_dim: u32, num_pairs: u32, pair_stride: u32, epsilon: f32; pad: [u32; 2] }
+    /// add_bias
+    AddBias { count4: u32, width4: u32, row_width: u32; pad: u32 }
+    /// soft_cap
+    SoftCap { count: u32, row_width: u32, cap: f32; pad: u32 }
     /// gather_blocks
     GatherBlocks { block_words4: u32, layer: u32, num_layers: u32; pad: u32 }
     /// scatter_blocks
     ScatterBlocks { block_words4: u32, layer: u32, num_layers: u32; pad: u32 }
     /// paged_attention_decode: `num_items` splits
-    PagedAttentionDecode { num_items: u32, num_heads: u32, num_kv_heads: u32, block_table_stride: u32, scale: f32, row_width: u32; pad: [u32; 2] }
+    PagedAttentionDecode { num_items: u32, num_heads: u32, num_kv_heads: u32, block_table_stride: u32, scale: f32, row_width: u32, soft_cap: f32, window: u32 }
     /// paged_attention_reduce
     PagedAttentionReduce { num_heads: u32; pad: [u32; 3] }
     /// paged_attention_prefill
-    PagedAttentionPrefill { num_heads: u32, num_kv_heads: u32, block_table_stride: u32, scale: f32 }
-    /// silu_and_mul
-    SiluAndMul { count4: u32, row_width: u32; pad: [u32; 2] }
+    PagedAttentionPrefill { num_heads: u32, num_kv_heads: u32, block_table_stride: u32, scale: f32, soft_cap: f32, window: u32; pad: [u32; 2] }
+    /// act_and_mul
+    ActAndMul { count4: u32, width4: u32, row_width: u32; pad: u32 }
     /// gather_rows
     GatherRows { width4: u32; pad: [u32; 3] }
     /// matmul

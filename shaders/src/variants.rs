@@ -2,14 +2,16 @@
 
 use crate::template::{Value, Variant};
 use crate::{
-    CATALOGUE, EMBEDDING, MATMUL, MATMUL_INT8, PAGED_ATTENTION_DECODE, PAGED_ATTENTION_PREFILL, PAGED_ATTENTION_REDUCE,
-    RESHAPE_AND_CACHE, SAMPLE, TOKEN_LOGPROBS, TOP_K,
+    ACT_AND_MUL, CATALOGUE, EMBEDDING, MATMUL, MATMUL_INT8, PAGED_ATTENTION_DECODE, PAGED_ATTENTION_PREFILL,
+    PAGED_ATTENTION_REDUCE, ROTATE_AND_CACHE, SAMPLE, TOKEN_LOGPROBS, TOP_K,
 };
 use Value::{Number, Word};
 
 /// Tokens of one KV block.
 pub(crate) const BLOCK_SIZE: u32 = 16;
-const FORMATS: [&str; 4] = ["f32", "f16", "q4", "q8"];
+const FORMATS: [&str; 9] = ["f32", "f16", "bf16", "q4", "q5", "q8", "q4k", "q5k", "q6k"];
+/// Those with integer codes.
+const CODE_FORMATS: [&str; 6] = ["q4", "q5", "q8", "q4k", "q5k", "q6k"];
 /// Widths of heads that a model may have: whole vec4<u32> of f16.
 fn head_dims() -> impl Iterator<Item = u32> {
     (8..=256).step_by(8)
@@ -24,7 +26,7 @@ pub fn variants() -> Vec<Variant> {
         .flat_map(|shader| match shader.name {
             name if name == EMBEDDING.name => by_format(&EMBEDDING, &FORMATS),
             name if name == MATMUL.name => matmuls(&MATMUL, &FORMATS),
-            name if name == MATMUL_INT8.name => matmuls(&MATMUL_INT8, &["q4", "q8"]),
+            name if name == MATMUL_INT8.name => matmuls(&MATMUL_INT8, &CODE_FORMATS),
             name if name == PAGED_ATTENTION_DECODE.name => head_dims()
                 .map(|head_dim| {
                     let values = [
@@ -52,10 +54,22 @@ pub fn variants() -> Vec<Variant> {
                     Variant::new(&PAGED_ATTENTION_PREFILL, &values)
                 })
                 .collect(),
-            name if name == RESHAPE_AND_CACHE.name => {
-                let values = [("BLOCK_SIZE", Number(BLOCK_SIZE)), ("WORKGROUP_SIZE", Number(64))];
-                vec![Variant::new(&RESHAPE_AND_CACHE, &values)]
-            }
+            name if name == ROTATE_AND_CACHE.name => [(0, 8), (1, 8), (0, 32), (1, 32)]
+                .map(|(norm, workgroup_size)| {
+                    let values = [
+                        ("BLOCK_SIZE", Number(BLOCK_SIZE)),
+                        ("NORM", Number(norm)),
+                        ("WORKGROUP_SIZE", Number(workgroup_size)),
+                    ];
+                    Variant::new(&ROTATE_AND_CACHE, &values)
+                })
+                .to_vec(),
+            name if name == ACT_AND_MUL.name => ["silu", "gelu"]
+                .map(|activation| {
+                    let values = [("ACTIVATION", Word(activation)), ("WORKGROUP_SIZE", Number(64))];
+                    Variant::new(&ACT_AND_MUL, &values)
+                })
+                .to_vec(),
             name if [TOP_K.name, SAMPLE.name, TOKEN_LOGPROBS.name].contains(&name) => {
                 vec![Variant::new(shader, &[("WORKGROUP_SIZE", Number(256))])]
             }

@@ -1,4 +1,4 @@
-// output[token, :] = table[token_ids[token], :], dequantised.
+// output[token, :] = table[token_ids[token], :] * scale, dequantised.
 //
 // One invocation copies one block of 32 columns of one token. A table over the binding limit is split by rows into
 // shards of one dispatch each: an invocation whose token id lies in another shard writes nothing.
@@ -7,7 +7,7 @@ struct Params {
     num_rows: u32,     // rows of this shard
     row_start: u32,    // first table row of this shard
     num_blocks: u32,   // blocks of 32 columns
-    pad0: u32,
+    scale: f32,
 }
 
 @group(0) @binding(0) var<storage, read> weights: array<vec4<u32>>;
@@ -29,12 +29,12 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     if (row >= params.num_rows) {
         return;
     }
-    let values = weight_block(block * params.num_rows + row);
+    let values = weight_block(block, row);
     let base = (token * params.num_blocks + block) * 8u;
     {% for i in range(8) %}
-    output[base + {{ i }}u] = values[{{ i }}];
+    output[base + {{ i }}u] = values[{{ i }}] * params.scale;
     {% endfor %}
-    {% if FORMAT in ["f32", "f16"] %}
+    {% if FORMAT in ["f32", "f16", "bf16"] %}
     _ = &scales;
     {% endif %}
 }

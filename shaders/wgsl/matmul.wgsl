@@ -52,7 +52,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     {% endfor %}
     for (var block = 0u; block < params.num_blocks; block++) {
         {% for r in range(ROWS) %}
-        let w{{ r }} = weight_block(block * params.num_rows + column{{ r }});
+        let w{{ r }} = weight_block(block, column{{ r }});
         {% endfor %}
         {% for t in range(TOKENS) %}
         {% for i in range(8) %}
@@ -70,7 +70,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     store(token{{ t }}, row{{ r }}, sum_{{ r }}_{{ t }});
     {% endfor %}
     {% endfor %}
-    {% if FORMAT in ["f32", "f16"] %}
+    {% if FORMAT in ["f32", "f16", "bf16"] %}
     _ = &scales;
     {% endif %}
 }

@@ -22,6 +22,15 @@ struct Params {
 
 const WORKGROUP_SIZE: u32 = {{ WORKGROUP_SIZE }}u;
 
+{% include "scales.wgsl" %}
+
+{% if FORMAT == "q6k" %}
+// Codes 0 to 63, less 32, as signed bytes: no borrow passes from one to the next.
+fn less_32(codes: vec4<u32>) -> vec4<u32> {
+    return ((codes | vec4<u32>(0x80808080u)) - vec4<u32>(0x20202020u)) ^ vec4<u32>(0x80808080u);
+}
+{% endif %}
+
 fn dot16(a: vec4<u32>, b: vec4<u32>) -> i32 {
     return dot4I8Packed(a.x, b.x) + dot4I8Packed(a.y, b.y) + dot4I8Packed(a.z, b.z) + dot4I8Packed(a.w, b.w);
 }
@@ -51,14 +60,41 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     var sum_{{ r }}_{{ t }} = 0.0;
     {% endfor %}
     {% endfor %}
+    {% if FORMAT in ["q4k", "q5k", "q6k"] %}
+    {% for r in range(ROWS) %}
+    var units{{ r }} = vec2<f32>(0.0);
+    {% endfor %}
+    {% endif %}
     for (var block = 0u; block < params.num_blocks; block++) {
+        {% if FORMAT in ["q4k", "q5k", "q6k"] %}
+        if ((block & 7u) == 0u) {
+            {% for r in range(ROWS) %}
+            units{{ r }} = units_of(block, column{{ r }});
+            {% endfor %}
+        }
+        {% endif %}
         {% for r in range(ROWS) %}
         let index{{ r }} = block * params.num_rows + column{{ r }};
-        let scale{{ r }} = unpack2x16float(scales[index{{ r }}]);
-        {% if FORMAT == "q4" %}
+        {% if FORMAT in ["q4k", "q5k"] %}
+        let scale{{ r }} = scale_bytes(scale_word(index{{ r }}, 0u)) * units{{ r }};
+        {% elif FORMAT == "q6k" %}
+        let scale{{ r }} = scale_bytes(scale_word(index{{ r }}, 0u)) * units{{ r }}.x;
+        {% else %}
+        let scale{{ r }} = unpack2x16float(scale_word(index{{ r }}, 0u));
+        {% endif %}
+        {% if FORMAT != "q8" %}
         let packed{{ r }} = weights[index{{ r }}];
+        {% endif %}
+        {% if FORMAT in ["q4", "q4k"] %}
         let low{{ r }} = packed{{ r }} & vec4<u32>(0x0f0f0f0fu);
         let high{{ r }} = (packed{{ r }} >> vec4<u32>(4u)) & vec4<u32>(0x0f0f0f0fu);
+        {% elif FORMAT in ["q5", "q5k"] %}
+        let fifth{{ r }} = scale_word(index{{ r }}, 1u);
+        let low{{ r }} = (packed{{ r }} & vec4<u32>(0x0f0f0f0fu)) | fifth_bits(fifth{{ r }}, 0u);
+        let high{{ r }} = ((packed{{ r }} >> vec4<u32>(4u)) & vec4<u32>(0x0f0f0f0fu)) | fifth_bits(fifth{{ r }}, 4u);
+        {% elif FORMAT == "q6k" %}
+        let low{{ r }} = less_32((packed{{ r }} & vec4<u32>(0x0f0f0f0fu)) | upper_pairs(scale_word(index{{ r }}, 1u)));
+        let high{{ r }} = less_32(((packed{{ r }} >> vec4<u32>(4u)) & vec4<u32>(0x0f0f0f0fu)) | upper_pairs(scale_word(index{{ r }}, 2u)));
         {% else %}
         let low{{ r }} = weights[index{{ r }} * 2u];
         let high{{ r }} = weights[index{{ r }} * 2u + 1u];
@@ -71,9 +107,15 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
             let x_scale = block_scales[base{{ t }} + block];
             {% for r in range(ROWS) %}
             {
+                {% if FORMAT == "q6k" %}
+                let product = scale{{ r }}.x * f32(dot16(low{{ r }}, x_low));
+                let both = fma(scale{{ r }}.y, f32(dot16(high{{ r }}, x_high)), product);
+                sum_{{ r }}_{{ t }} = fma(x_scale.x, both, sum_{{ r }}_{{ t }});
+                {% else %}
                 let product = f32(dot16(low{{ r }}, x_low) + dot16(high{{ r }}, x_high));
                 sum_{{ r }}_{{ t }} = fma(scale{{ r }}.x * x_scale.x, product, sum_{{ r }}_{{ t }});
-                {% if FORMAT == "q4" %}
+                {% endif %}
+                {% if FORMAT not in ["q8", "q6k"] %}
                 sum_{{ r }}_{{ t }} = fma(scale{{ r }}.y, x_scale.y, sum_{{ r }}_{{ t }});
                 {% endif %}
             }

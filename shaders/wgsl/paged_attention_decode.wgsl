@@ -12,8 +12,8 @@ struct Params {
     block_table_stride: u32,
     scale: f32,
     row_width: u32,    // invocations a grid row, since a grid dimension is bounded
-    pad0: u32,
-    pad1: u32,
+    soft_cap: f32,     // 0 leaves scores
+    window: u32,       // tokens that a query sees; 0 for all
 }
 
 @group(0) @binding(0) var<storage, read> query: array<vec4<f32>>;
@@ -41,8 +41,10 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     let item = index / params.num_heads;
     let head = index - item * params.num_heads;
     let sequence = splits[item].x;
-    let first = splits[item].y * SPLIT;
-    let last = min(first + SPLIT, context_lens[sequence]);
+    let context_len = context_lens[sequence];
+    // A split before the window leaves nothing, which weighs nothing in the merge.
+    let first = max(splits[item].y * SPLIT, first_token(context_len - 1u));
+    let last = min(splits[item].y * SPLIT + SPLIT, context_len);
     let kv_head = head / (params.num_heads / params.num_kv_heads);
     let table_base = sequence * params.block_table_stride;
     begin((sequence * params.num_heads + head) * HEAD_DIM4);

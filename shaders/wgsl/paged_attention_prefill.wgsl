@@ -1,14 +1,18 @@
 // Causal attention of a chunk of query tokens over cached and new blocks (the chunk's own K and V are cached first).
 //
 // One workgroup handles QUERY_TILE query tokens of one sequence for one head, a query a lane, without a barrier: all
-// lanes read the same cached token at a time. Every query folds the tokens in one order, from 0 to its own position,
-// whatever chunk it came in. tiles[i] = (sequence, first query of the tile within the sequence's chunk).
+// lanes read the same cached token at a time. Every query folds the tokens in one order, from the first that it sees to
+// its own position, whatever chunk it came in. tiles[i] = (sequence, first query of the tile within the sequence's chunk).
 
 struct Params {
     num_heads: u32,
     num_kv_heads: u32,
     block_table_stride: u32,
     scale: f32,
+    soft_cap: f32,     // 0 leaves scores
+    window: u32,       // tokens that a query sees; 0 for all
+    pad0: u32,
+    pad1: u32,
 }
 
 @group(0) @binding(0) var<storage, read> query: array<vec4<f32>>;
@@ -41,10 +45,12 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     let kv_head = head / (params.num_heads / params.num_kv_heads);
     let table_base = tile.x * params.block_table_stride;
     begin((row * params.num_heads + head) * HEAD_DIM4);
-    for (var token = 0u; token < tile_end; token++) {
+    let first = first_token(position);
+    // Tokens before the first query's window are seen by none of the tile.
+    for (var token = first_token(chunk.z - chunk.y + tile.y); token < tile_end; token++) {
         let base = slot_base(table_base, token, kv_head);
         let score = score_of(base);
-        if (token <= position) {
+        if (token <= position && token >= first) {
             attend(base, score);
         }
     }

@@ -1,4 +1,4 @@
-// output[row, :] = input[row, :] / sqrt(mean(input[row, :]^2) + epsilon) * weight
+// output[row, :] = input[row, :] / sqrt(mean(input[row, :]^2) + epsilon) * weight, or += where params.accumulate is 1.
 //
 // One workgroup a row. Each lane sums its own stride of vec4 groups, then a tree in workgroup memory adds the lanes up:
 // the order depends on the width alone.
@@ -6,8 +6,8 @@
 struct Params {
     width4: u32,       // columns / 4
     epsilon: f32,
+    accumulate: u32,
     pad0: u32,
-    pad1: u32,
 }
 
 @group(0) @binding(0) var<storage, read> input: array<vec4<f32>>;
@@ -37,6 +37,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     let mean = partial[0] / f32(params.width4 * 4u);
     let scale = 1.0 / sqrt(mean + params.epsilon);
     for (var i = lane; i < params.width4; i += WORKGROUP_SIZE) {
-        output[base + i] = input[base + i] * scale * weight[i];
+        let value = input[base + i] * scale * weight[i];
+        output[base + i] = select(value, output[base + i] + value, params.accumulate == 1u);
     }
 }

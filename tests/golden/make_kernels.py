@@ -29,6 +29,7 @@ fixture = {"rms_norm": (x / np.sqrt((x**2).mean(axis=1, keepdims=True) + 1e-5) *
 
 gate, up = random(12, 3), random(12, 4)
 fixture["silu_and_mul"] = gate / (1 + np.exp(-gate)) * up
+fixture["gelu_and_mul"] = 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
 
 weights, tokens = random(5 * 8, 5).reshape(5, 8), random(2 * 8, 6).reshape(2, 8)
 fixture["matmul"] = (tokens @ weights.T).ravel()

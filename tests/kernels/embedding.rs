@@ -2,22 +2,26 @@
 
 use crate::harness::{F32, Harness};
 use crate::support::gguf_writer::random_tensor;
-use engine::gguf::StorageType;
 use engine::kernels::{DeviceMatrix, embedding};
+use engine::model_file::StorageType;
 use shaders::reference;
 
 pub fn test(harness: &mut Harness) {
     let plan = harness.plans[0].clone();
     for storage in StorageType::ALL {
-        for (columns, shard_bytes) in [(32, u64::MAX), (576, u64::MAX), (576, 8192)] {
+        for (columns, shard_bytes) in [(32, u64::MAX), (576, u64::MAX), (576, 8192), (512, u64::MAX)] {
+            if storage.row_bytes(columns).is_none() {
+                continue;
+            }
             let tensor = random_tensor(storage, 50, columns, 3);
             let limit = shard_bytes.min(harness.gpu.max_binding_bytes());
-            let table = DeviceMatrix::upload(&harness.gpu, &tensor, limit).unwrap();
+            let table = DeviceMatrix::upload(&harness.gpu, std::slice::from_ref(&tensor), limit).unwrap();
             assert!(shard_bytes == u64::MAX || table.shards.len() > 1, "{storage:?}: not sharded");
             let ids = [0u32, 49, 7, 7, 31];
             let (tokens, out) = (harness.upload(&ids), harness.output(ids.len() * columns));
-            embedding(&mut harness.encoder, &plan, &table, &tokens, &out.buffer, ids.len() as u32).unwrap();
-            let expected = reference::embedding(&tensor.to_f32(), &ids, columns);
+            embedding(&mut harness.encoder, &plan, &table, &tokens, &out.buffer, ids.len() as u32, 1.5).unwrap();
+            let expected: Vec<f64> =
+                reference::embedding(&tensor.to_f32(), &ids, columns).into_iter().map(|value| value * 1.5).collect();
             harness.compare(&format!("embedding {storage:?} {columns} {shard_bytes}"), &out, &expected, F32);
         }
     }

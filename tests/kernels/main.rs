@@ -6,6 +6,8 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod act_and_mul;
+mod add_bias;
 mod adjust_logits;
 mod argmax;
 mod embedding;
@@ -18,12 +20,11 @@ mod paged_attention_decode;
 mod paged_attention_prefill;
 mod paged_attention_reduce;
 mod quantize_activations;
-mod reshape_and_cache;
 mod rms_norm;
-mod rotary_embedding;
+mod rotate_and_cache;
 mod sample;
 mod scatter_blocks;
-mod silu_and_mul;
+mod soft_cap;
 mod token_logprobs;
 mod top_k;
 
@@ -32,7 +33,9 @@ use harness::Harness;
 /// A kernel's stem and its checks.
 type KernelTest = (&'static str, fn(&mut Harness));
 
-const TESTS: [KernelTest; 19] = [
+const TESTS: [KernelTest; 20] = [
+    ("act_and_mul", act_and_mul::test),
+    ("add_bias", add_bias::test),
     ("adjust_logits", adjust_logits::test),
     ("argmax", argmax::test),
     ("embedding", embedding::test),
@@ -44,12 +47,11 @@ const TESTS: [KernelTest; 19] = [
     ("paged_attention_prefill", paged_attention_prefill::test),
     ("paged_attention_reduce", paged_attention_reduce::test),
     ("quantize_activations", quantize_activations::test),
-    ("reshape_and_cache", reshape_and_cache::test),
     ("rms_norm", rms_norm::test),
-    ("rotary_embedding", rotary_embedding::test),
+    ("rotate_and_cache", rotate_and_cache::test),
     ("sample", sample::test),
     ("scatter_blocks", scatter_blocks::test),
-    ("silu_and_mul", silu_and_mul::test),
+    ("soft_cap", soft_cap::test),
     ("token_logprobs", token_logprobs::test),
     ("top_k", top_k::test),
 ];

@@ -3,8 +3,8 @@
 
 use crate::harness::{F32, Harness, Tolerance};
 use crate::support::gguf_writer::random_tensor;
-use engine::gguf::StorageType;
 use engine::kernels::{DeviceMatrix, MatmulShape, matmul};
+use engine::model_file::{StorageType, Tensor};
 use shaders::reference;
 
 /// Sums of up to 1536 products of values below 1.
@@ -13,9 +13,14 @@ pub const SUM: Tolerance = Tolerance { abs: 2e-4, rel: F32.rel };
 pub fn test(harness: &mut Harness) {
     let shapes: Vec<MatmulShape> = harness.plans.iter().flat_map(|plan| [plan.single, plan.several]).collect();
     for storage in StorageType::ALL {
-        for (rows, columns) in [(1, 32), (65, 96), (192, 576)] {
+        for (rows, columns) in [(1, 32), (65, 96), (192, 576), (65, 512)] {
+            if storage.row_bytes(columns).is_none() {
+                continue;
+            }
             let tensor = random_tensor(storage, rows, columns, 5);
-            let matrix = DeviceMatrix::upload(&harness.gpu, &tensor, harness.gpu.max_binding_bytes()).unwrap();
+            let matrix =
+                DeviceMatrix::upload(&harness.gpu, std::slice::from_ref(&tensor), harness.gpu.max_binding_bytes())
+                    .unwrap();
             for &shape in &shapes {
                 for tokens in [1, shape.tokens as usize, shape.tokens as usize + 1] {
                     check(harness, &tensor, &matrix, shape, tokens);
@@ -24,16 +29,11 @@ pub fn test(harness: &mut Harness) {
         }
     }
     shards(harness);
+    stacked(harness);
     bits_do_not_depend_on_the_batch(harness);
 }
 
-fn check(
-    harness: &mut Harness,
-    tensor: &engine::gguf::Tensor,
-    matrix: &DeviceMatrix,
-    shape: MatmulShape,
-    tokens: usize,
-) {
+fn check(harness: &mut Harness, tensor: &Tensor, matrix: &DeviceMatrix, shape: MatmulShape, tokens: usize) {
     let input = harness.random(tokens * tensor.columns);
     let previous = harness.random(tokens * tensor.rows);
     let buffer = harness.upload(&input);
@@ -49,19 +49,42 @@ fn check(
 
 fn shards(harness: &mut Harness) {
     let tensor = random_tensor(StorageType::Q8_0, 100, 64, 6);
-    let matrix = DeviceMatrix::upload(&harness.gpu, &tensor, 2048).unwrap();
+    let matrix = DeviceMatrix::upload(&harness.gpu, std::slice::from_ref(&tensor), 2048).unwrap();
     assert_eq!(matrix.shards.len(), 4, "32 rows of 64 bytes a shard");
     let shape = harness.plans[0].several;
     check(harness, &tensor, &matrix, shape, 9);
 }
 
+/// Tensors one below the other: neighbours of one format share a shard, another format has its own.
+fn stacked(harness: &mut Harness) {
+    let types = [(StorageType::Q4_1, 33), (StorageType::Q4_0, 8), (StorageType::Q6_K, 40), (StorageType::F16, 5)];
+    let tensors: Vec<Tensor> =
+        (20..).zip(types).map(|(seed, (storage, rows))| random_tensor(storage, rows, 256, seed)).collect();
+    let matrix = DeviceMatrix::upload(&harness.gpu, &tensors, harness.gpu.max_binding_bytes()).unwrap();
+    assert_eq!(
+        matrix.shards.iter().map(|shard| (shard.row_start, shard.num_rows)).collect::<Vec<_>>(),
+        [(0, 41), (41, 40), (81, 5)]
+    );
+    let dense: Vec<f32> = tensors.iter().flat_map(Tensor::to_f32).collect();
+    for tokens in [1, 9] {
+        let input = harness.random(tokens * 256);
+        let (buffer, out) = (harness.upload(&input), harness.output(tokens * matrix.rows));
+        let shape = harness.plans[1].matmul_shape(tokens);
+        matmul(&mut harness.encoder, shape, &matrix, &buffer, &out.buffer, tokens as u32, false).unwrap();
+        let expected = reference::matmul(&dense, &input, 256, None);
+        harness.compare(&format!("matmul stacked, {tokens} tokens"), &out, &expected, SUM);
+    }
+}
+
 fn bits_do_not_depend_on_the_batch(harness: &mut Harness) {
     for plan in harness.plans.clone() {
         for storage in StorageType::ALL {
-            let tensor = random_tensor(storage, 96, 576, 7);
-            let matrix = DeviceMatrix::upload(&harness.gpu, &tensor, harness.gpu.max_binding_bytes()).unwrap();
-            let input = harness.random(576 * 5);
-            let alone_in = harness.upload(&input[..576]);
+            let tensor = random_tensor(storage, 96, 512, 7);
+            let matrix =
+                DeviceMatrix::upload(&harness.gpu, std::slice::from_ref(&tensor), harness.gpu.max_binding_bytes())
+                    .unwrap();
+            let input = harness.random(512 * 5);
+            let alone_in = harness.upload(&input[..512]);
             let all_in = harness.upload(&input);
             let (alone, together) = (harness.output(96), harness.output(96 * 5));
             matmul(&mut harness.encoder, plan.single, &matrix, &alone_in, &alone.buffer, 1, false).unwrap();

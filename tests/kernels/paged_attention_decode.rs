@@ -3,7 +3,8 @@
 use crate::harness::{ATTENTION, Harness, Output};
 use engine::kernels::paged_attention_decode;
 use engine::kv::KvLayout;
-use shaders::reference::{self, CacheView, Partial};
+use engine::ops::Attention;
+use shaders::reference::{self, CacheView, Partial, Scale};
 
 /// A ragged batch in decode over one poisoned cache.
 pub struct Case {
@@ -13,6 +14,7 @@ pub struct Case {
     pub value: Vec<f32>,
     pub block_tables: Vec<Vec<u32>>,
     pub context_lens: Vec<usize>,
+    pub scale: Scale,
 }
 
 /// What lies where no token of a sequence does: NaN, and a finite value that no sum survives.
@@ -52,7 +54,8 @@ impl Case {
             }
         }
         let query = harness.random(context_lens.len() * num_heads * head_dim).iter().map(|q| q * 4.0).collect();
-        Self { layout, query, key, value, block_tables, context_lens: context_lens.to_vec() }
+        let scale = Scale::plain(1.0 / (head_dim as f64).sqrt());
+        Self { layout, query, key, value, block_tables, context_lens: context_lens.to_vec(), scale }
     }
 
     pub fn view(&self) -> CacheView<'_> {
@@ -60,8 +63,10 @@ impl Case {
         CacheView { key: &self.key, value: &self.value, num_kv_heads, head_dim, block_size }
     }
 
-    pub fn scale(&self) -> f64 {
-        1.0 / (self.layout.head_dim as f64).sqrt()
+    /// The scale as the kernels want it.
+    pub fn attention(&self) -> Attention {
+        let Scale { factor, soft_cap, window } = self.scale;
+        Attention { rotary: None, window: window as u32, scale: factor as f32, soft_cap: soft_cap as f32 }
     }
 
     pub fn cache_buffers(&self, harness: &Harness) -> [engine::kernels::GpuBuffer; 2] {
@@ -98,18 +103,13 @@ impl Case {
             .0
             .iter()
             .map(|&[sequence, index]| {
-                let first = index as usize * split;
-                (sequence as usize, first, (first + split).min(self.context_lens[sequence as usize]))
+                let context_len = self.context_lens[sequence as usize];
+                let last = (index as usize * split + split).min(context_len);
+                let first = (index as usize * split).max(self.scale.first_token(context_len - 1));
+                (sequence as usize, first.min(last), last)
             })
             .collect();
-        reference::paged_attention_decode(
-            &self.query,
-            self.view(),
-            &tables,
-            &bounds,
-            self.layout.num_heads,
-            self.scale(),
-        )
+        reference::paged_attention_decode(&self.query, self.view(), &tables, &bounds, self.layout.num_heads, self.scale)
     }
 
     pub fn run(&self, harness: &mut Harness) -> Output {
@@ -132,6 +132,7 @@ impl Case {
             &items,
             &out.buffer,
             &self.layout,
+            &self.attention(),
             stride as u32,
             splits.len() as u32,
             0,
@@ -145,19 +146,27 @@ impl Case {
 pub fn test(harness: &mut Harness) {
     let split = harness.plans[0].split as usize;
     let edges = [1, 15, 16, 17, split - 1, split, split + 1, 3 * split + 5];
-    for heads in [[1, 1, 64], [4, 1, 64], [9, 3, 64], [8, 1, 128]] {
+    for heads in [[1, 1, 64], [4, 1, 64], [9, 3, 64], [8, 1, 128], [4, 1, 256]] {
         for poison in POISONS {
-            let case = Case::new(harness, heads, &edges, 5, poison);
-            let label = format!("paged_attention_decode {heads:?} poison {poison}");
-            let expected: Vec<f64> = case
-                .reference(split)
-                .into_iter()
-                .flat_map(|partial| [partial.weighted, vec![partial.maximum, partial.sum, 0.0, 0.0]].concat())
-                .collect();
-            let out = case.run(harness);
-            harness.compare(&label, &out, &expected, ATTENTION);
-            let again = case.run(harness);
-            harness.same_bits(&label, &out, &again);
+            let mut case = Case::new(harness, heads, &edges, 5, poison);
+            for (soft_cap, window) in [(0.0, 0), (50.0, 0), (0.0, 1), (0.0, 17), (20.0, split + 3)] {
+                case.scale = Scale { soft_cap, window, ..case.scale };
+                check(harness, &case, &format!("paged_attention_decode {heads:?} {:?} poison {poison}", case.scale));
+            }
         }
     }
+}
+
+fn check(harness: &mut Harness, case: &Case, label: &str) {
+    let split = harness.plans[0].split as usize;
+    // What a split of no visible token leaves weighs nothing: its maximum is the lowest there is.
+    let of = |partial: Partial| match partial.maximum == f64::NEG_INFINITY {
+        true => [partial.weighted, vec![f64::from(-3.0e38f32), 0.0, 0.0, 0.0]].concat(),
+        false => [partial.weighted, vec![partial.maximum, partial.sum, 0.0, 0.0]].concat(),
+    };
+    let expected: Vec<f64> = case.reference(split).into_iter().flat_map(of).collect();
+    let out = case.run(harness);
+    harness.compare(label, &out, &expected, ATTENTION);
+    let again = case.run(harness);
+    harness.same_bits(label, &out, &again);
 }

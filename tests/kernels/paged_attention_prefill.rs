@@ -4,7 +4,7 @@
 use super::paged_attention_decode::{Case, POISONS};
 use crate::harness::{ATTENTION, Harness, Output};
 use engine::kernels::paged_attention_prefill;
-use shaders::reference::{self, Chunk};
+use shaders::reference::{self, Chunk, Scale};
 
 /// (query_len, context_len) of each sequence.
 const CHUNKS: [(usize, usize); 7] = [(1, 1), (1, 17), (15, 15), (16, 40), (33, 33), (65, 100), (31, 31)];
@@ -12,36 +12,35 @@ const CHUNKS: [(usize, usize); 7] = [(1, 1), (1, 17), (15, 15), (16, 40), (33, 3
 const FIRST_ROW: usize = 2;
 
 pub fn test(harness: &mut Harness) {
-    for heads in [[1, 1, 64], [4, 1, 64], [9, 3, 64], [8, 1, 128]] {
+    for heads in [[1, 1, 64], [4, 1, 64], [9, 3, 64], [8, 1, 128], [4, 1, 256]] {
         for poison in POISONS {
             let context_lens: Vec<usize> = CHUNKS.iter().map(|(_, context_len)| *context_len).collect();
             let mut case = Case::new(harness, heads, &context_lens, 3, poison);
             let rows: usize = FIRST_ROW + CHUNKS.iter().map(|(query_len, _)| query_len).sum::<usize>();
             case.query = harness.random(rows * heads[0] * heads[2]);
-            let label = format!("paged_attention_prefill {heads:?} poison {poison}");
-            let out = run(harness, &case, &CHUNKS);
-            let expected = reference::paged_attention_prefill(
-                &case.query,
-                case.view(),
-                &chunks(&case, &CHUNKS),
-                heads[0],
-                case.scale(),
-            );
-            // Rows of no chunk keep what was there: the comparison starts after them.
-            let skip = FIRST_ROW * heads[0] * heads[2];
-            let got = harness.floats(&label, &out);
-            for (index, (&got, &wanted)) in got.iter().zip(&expected).enumerate().skip(skip) {
-                let bound = ATTENTION.abs + ATTENTION.rel * wanted.abs();
-                assert!(
-                    (f64::from(got) - wanted).abs() <= bound,
-                    "{label}: element {index} is {got}, should be {wanted}"
-                );
+            for (soft_cap, window) in [(0.0, 0), (50.0, 0), (0.0, 1), (0.0, 17), (20.0, 40)] {
+                case.scale = Scale { soft_cap, window, ..case.scale };
+                check(harness, &case, &format!("paged_attention_prefill {heads:?} {:?} poison {poison}", case.scale));
             }
-            assert!(got[..skip].iter().all(|value| *value == 0.0), "{label}: wrote a row of no chunk");
-            harness.num_comparisons += 1;
         }
     }
     bits_do_not_depend_on_the_chunk(harness);
+}
+
+fn check(harness: &mut Harness, case: &Case, label: &str) {
+    let out = run(harness, case, &CHUNKS);
+    let (num_heads, head_dim) = (case.layout.num_heads, case.layout.head_dim);
+    let expected =
+        reference::paged_attention_prefill(&case.query, case.view(), &chunks(case, &CHUNKS), num_heads, case.scale);
+    // Rows of no chunk keep what was there: the comparison starts after them.
+    let skip = FIRST_ROW * num_heads * head_dim;
+    let got = harness.floats(label, &out);
+    for (index, (&got, &wanted)) in got.iter().zip(&expected).enumerate().skip(skip) {
+        let bound = ATTENTION.abs + ATTENTION.rel * wanted.abs();
+        assert!((f64::from(got) - wanted).abs() <= bound, "{label}: element {index} is {got}, should be {wanted}");
+    }
+    assert!(got[..skip].iter().all(|value| *value == 0.0), "{label}: wrote a row of no chunk");
+    harness.num_comparisons += 1;
 }
 
 fn chunks<'a>(case: &'a Case, lens: &[(usize, usize)]) -> Vec<Chunk<'a>> {
@@ -79,6 +78,7 @@ fn run(harness: &mut Harness, case: &Case, lens: &[(usize, usize)]) -> Output {
         &items,
         &out.buffer,
         &case.layout,
+        &case.attention(),
         stride as u32,
         tiles.len() as u32,
         0,

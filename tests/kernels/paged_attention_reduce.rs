@@ -29,25 +29,33 @@ fn run(harness: &mut Harness, case: &Case) -> Output {
 pub fn test(harness: &mut Harness) {
     let split = harness.plans[0].split as usize;
     for heads in [[1, 1, 64], [9, 3, 64], [8, 2, 128]] {
-        let case = Case::new(harness, heads, &[1, split, split + 1, 2 * split, 5 * split + 3], 7, f32::NAN);
-        let label = format!("paged_attention_reduce {heads:?}");
-        let out = run(harness, &case);
-        let starts = case.splits(split).1;
-        let merged = reference::paged_attention_reduce(&case.reference(split), &starts, case.layout.num_heads);
-        harness.compare(&label, &out, &merged, ATTENTION);
-        // The other opinion: attention over the whole context at once.
-        let chunks: Vec<Chunk<'_>> = case
-            .block_tables
-            .iter()
-            .zip(&case.context_lens)
-            .enumerate()
-            .map(|(row, (block_table, &context_len))| Chunk { row, query_len: 1, context_len, block_table })
-            .collect();
-        let whole =
-            reference::paged_attention_prefill(&case.query, case.view(), &chunks, case.layout.num_heads, case.scale());
-        harness.compare(&format!("{label} against the whole"), &out, &whole, ATTENTION);
+        let mut case = Case::new(harness, heads, &[1, split, split + 1, 2 * split, 5 * split + 3], 7, f32::NAN);
+        // A window that leaves whole splits unseen.
+        for window in [0, split + 5] {
+            case.scale.window = window;
+            check(harness, &case, &format!("paged_attention_reduce {heads:?} window {window}"));
+        }
     }
     shuffled_blocks_give_the_same_bits(harness);
+}
+
+fn check(harness: &mut Harness, case: &Case, label: &str) {
+    let split = harness.plans[0].split as usize;
+    let out = run(harness, case);
+    let starts = case.splits(split).1;
+    let merged = reference::paged_attention_reduce(&case.reference(split), &starts, case.layout.num_heads);
+    harness.compare(label, &out, &merged, ATTENTION);
+    // The other opinion: attention over the whole context at once.
+    let chunks: Vec<Chunk<'_>> = case
+        .block_tables
+        .iter()
+        .zip(&case.context_lens)
+        .enumerate()
+        .map(|(row, (block_table, &context_len))| Chunk { row, query_len: 1, context_len, block_table })
+        .collect();
+    let heads = case.layout.num_heads;
+    let whole = reference::paged_attention_prefill(&case.query, case.view(), &chunks, heads, case.scale);
+    harness.compare(&format!("{label} against the whole"), &out, &whole, ATTENTION);
 }
 
 fn shuffled_blocks_give_the_same_bits(harness: &mut Harness) {
@@ -79,5 +87,6 @@ fn clone(case: &Case) -> Case {
         value: Vec::new(),
         block_tables: case.block_tables.clone(),
         context_lens: case.context_lens.clone(),
+        scale: case.scale,
     }
 }

@@ -12,10 +12,15 @@ pub fn test(harness: &mut Harness) {
         let expected = reference::rms_norm(&input, &weight, 1e-5);
         let outputs = [harness.output(width * rows), harness.output(width * rows)];
         for out in &outputs {
-            rms_norm(&mut harness.encoder, &plan, &a, &b, &out.buffer, width as u32, 1e-5, rows as u32).unwrap();
+            rms_norm(&mut harness.encoder, &plan, &a, &b, &out.buffer, width as u32, 1e-5, rows as u32, false).unwrap();
         }
         let label = format!("rms_norm {width}x{rows}");
         harness.compare(&label, &outputs[0], &expected, F32);
         harness.same_bits(&label, &outputs[0], &outputs[1]);
+        let previous = harness.random(width * rows);
+        let out = harness.output_of(&previous);
+        rms_norm(&mut harness.encoder, &plan, &a, &b, &out.buffer, width as u32, 1e-5, rows as u32, true).unwrap();
+        let expected: Vec<f64> = expected.iter().zip(&previous).map(|(x, &before)| x + f64::from(before)).collect();
+        harness.compare(&format!("{label} accumulated"), &out, &expected, F32);
     }
 }

@@ -3,19 +3,19 @@
 use engine::batch::{Choice, ModelInput, Selected, Selection};
 use engine::config::EngineConfig;
 use engine::device::DeviceMemory;
-use engine::gguf::GgufFile;
 use engine::kernels::{Activations, Gpu};
 use engine::kv::BLOCK_SIZE;
 use engine::model::ModelConfig;
+use engine::model_file::ModelFile;
 use engine::model_runner::{StepRunner, cpu_runner, wgpu_runner};
 use engine::sizes::Sizes;
 use std::path::Path;
 use std::sync::Arc;
 
 /// Settings of the runners in tests: a pool of `kv_tokens`.
-pub fn config(path: &Path, kv_tokens: usize) -> (EngineConfig, GgufFile, Sizes) {
-    let file = GgufFile::open(path).unwrap();
-    let model = ModelConfig::from_gguf(&file).unwrap();
+pub fn config(path: &Path, kv_tokens: usize) -> (EngineConfig, ModelFile, Sizes) {
+    let file = ModelFile::open(path).unwrap();
+    let model = ModelConfig::of(&file).unwrap();
     let mut config = EngineConfig::new(path.to_owned(), "cpu");
     config.kv_cache_bytes = Some(model.kv_bytes_per_token() * kv_tokens as u64);
     config.max_num_seqs = 8;

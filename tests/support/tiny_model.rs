@@ -1,7 +1,7 @@
 //! A tiny random llama: two layers, 260 tokens (the 256 bytes and four control tokens), some hundred kB.
 
 use super::gguf_writer::{Meta, Stored, gguf, random, store, write};
-use engine::gguf::StorageType;
+use engine::model_file::StorageType;
 use std::path::PathBuf;
 use tempfile::TempDir;
 

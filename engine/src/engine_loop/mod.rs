@@ -20,10 +20,10 @@ use crate::device;
 use crate::engine::{Engine, EngineLimits};
 use crate::error::LoadError;
 use crate::fingerprint;
-use crate::gguf::GgufFile;
 use crate::kv::{BLOCK_SIZE, BlockManager};
 use crate::metrics::EngineMetrics;
 use crate::model::ModelConfig;
+use crate::model_file::ModelFile;
 use crate::model_runner;
 use crate::offload::{Offload, PoolStore};
 use crate::scheduler::{Scheduler, SchedulerLimits};
@@ -155,12 +155,17 @@ fn parts(
 /// When the device does not exist, the settings do not fit the model or the device, or the thread cannot be started.
 pub fn spawn(
     config: EngineConfig,
-    file: GgufFile,
+    file: ModelFile,
     tokenizer: Arc<Tokenizer>,
     tiers: Option<Arc<TieredStore>>,
 ) -> Result<EngineHandle, LoadError> {
     let opened = device::select(&config.device)?;
-    let model = ModelConfig::from_gguf(&file)?;
+    let model = ModelConfig::of(&file)?;
+    if tokenizer.vocab_size() > model.vocab_size {
+        let (tokens, rows) = (tokenizer.vocab_size(), model.vocab_size);
+        let reason = format!("it has {tokens} tokens, the model's embedding {rows}");
+        return Err(LoadError::Tokenizer { path: file.path().to_owned(), reason });
+    }
     let weights_bytes = file.tensor_bytes();
     let memory = opened.memory(weights_bytes, sizes::wanted_bytes(&model, &config, weights_bytes));
     let sizes = Sizes::choose(model, &config, &memory)?;

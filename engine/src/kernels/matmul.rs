@@ -2,7 +2,7 @@
 
 use shaders::{MATMUL, Shader, Value, Variant, params};
 
-use super::{DeviceMatrix, Encoder, GpuBuffer, MatmulShape};
+use super::{DeviceFormat, DeviceMatrix, Encoder, GpuBuffer, MatmulShape};
 use crate::ops::DeviceError;
 
 /// `output` (tokens × rows) (+)= `input` (tokens × columns) · `matrix`ᵀ; one dispatch a shard.
@@ -20,8 +20,8 @@ pub fn matmul(
 ) -> Result<(), DeviceError> {
     let tokens = u64::from(num_tokens);
     assert!(tokens * matrix.columns as u64 * 4 <= input.size && tokens * matrix.rows as u64 * 4 <= output.size);
-    let kernel = encoder.kernel(&variant(&MATMUL, shape, matrix))?;
     for shard in &matrix.shards {
+        let kernel = encoder.kernel(&variant(&MATMUL, shape, shard.format))?;
         let params = params::Matmul {
             num_rows: shard.num_rows,
             row_start: shard.row_start,
@@ -39,9 +39,9 @@ pub fn matmul(
 }
 
 /// The variant of a matrix kernel for this shape and format.
-pub(super) fn variant(shader: &'static Shader, shape: MatmulShape, matrix: &DeviceMatrix) -> Variant {
+pub(super) fn variant(shader: &'static Shader, shape: MatmulShape, format: DeviceFormat) -> Variant {
     let values = [
-        ("FORMAT", Value::Word(matrix.format.word())),
+        ("FORMAT", Value::Word(format.word())),
         ("ROWS", Value::Number(shape.rows)),
         ("TOKENS", Value::Number(shape.tokens)),
         ("WORKGROUP_SIZE", Value::Number(shape.workgroup_size)),

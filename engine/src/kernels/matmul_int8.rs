@@ -22,10 +22,10 @@ pub fn matmul_int8(
     accumulate: bool,
 ) -> Result<(), DeviceError> {
     let tokens = u64::from(num_tokens);
-    assert!(matrix.format.has_scales(), "{:?} has no integer codes", matrix.format);
+    assert!(matrix.has_codes(), "a matrix of {} rows has no integer codes", matrix.rows);
     assert!(tokens * matrix.columns as u64 <= codes.size && tokens * matrix.rows as u64 * 4 <= output.size);
-    let kernel = encoder.kernel(&variant(&MATMUL_INT8, shape, matrix))?;
     for shard in &matrix.shards {
+        let kernel = encoder.kernel(&variant(&MATMUL_INT8, shape, shard.format))?;
         let params = params::MatmulInt8 {
             num_rows: shard.num_rows,
             row_start: shard.row_start,

@@ -2,6 +2,8 @@
 //!
 //! Called by `ops/wgpu.rs` only. A wrapper checks shapes, fills the parameter struct and hands the encoder a dispatch.
 
+mod act_and_mul;
+mod add_bias;
 mod adjust_logits;
 mod argmax;
 mod embedding;
@@ -16,16 +18,18 @@ mod paged_attention_prefill;
 mod paged_attention_reduce;
 mod plan;
 mod quantize_activations;
-mod reshape_and_cache;
+mod repack;
 mod rms_norm;
-mod rotary_embedding;
+mod rotate_and_cache;
 mod sample;
 mod scatter_blocks;
-mod silu_and_mul;
+mod soft_cap;
 mod token_logprobs;
 mod top_k;
 mod weights;
 
+pub use act_and_mul::act_and_mul;
+pub use add_bias::add_bias;
 pub use adjust_logits::adjust_logits;
 pub use argmax::argmax;
 pub use embedding::embedding;
@@ -40,12 +44,12 @@ pub use paged_attention_prefill::paged_attention_prefill;
 pub use paged_attention_reduce::paged_attention_reduce;
 pub use plan::{Activations, MatmulShape, Plan, SPLIT};
 pub use quantize_activations::quantize_activations;
-pub use reshape_and_cache::reshape_and_cache;
+pub use repack::DeviceFormat;
 pub use rms_norm::rms_norm;
-pub use rotary_embedding::rotary_embedding;
+pub use rotate_and_cache::{Turn, rotate_and_cache};
 pub use sample::sample;
 pub use scatter_blocks::scatter_blocks;
-pub use silu_and_mul::silu_and_mul;
+pub use soft_cap::soft_cap;
 pub use token_logprobs::token_logprobs;
 pub use top_k::top_k;
-pub use weights::{DeviceFormat, DeviceMatrix, Shard};
+pub use weights::{DeviceMatrix, Shard};

@@ -4,7 +4,7 @@ use shaders::{PAGED_ATTENTION_DECODE, Value, Variant, limits, params};
 
 use super::{Encoder, GpuBuffer, Plan};
 use crate::kv::KvLayout;
-use crate::ops::DeviceError;
+use crate::ops::{Attention, DeviceError};
 
 /// Attends one query a sequence over its splits; `partials` holds head_dim + 4 values for each (split, head).
 /// `total_context` is Σ context lengths, for the work estimate.
@@ -23,6 +23,7 @@ pub fn paged_attention_decode(
     splits: &GpuBuffer,
     partials: &GpuBuffer,
     layout: &KvLayout,
+    attention: &Attention,
     block_table_stride: u32,
     num_splits: u32,
     total_context: u64,
@@ -44,8 +45,9 @@ pub fn paged_attention_decode(
         num_kv_heads: layout.num_kv_heads as u32,
         block_table_stride,
         row_width,
-        scale: 1.0 / (layout.head_dim as f32).sqrt(),
-        ..Default::default()
+        scale: attention.scale,
+        soft_cap: attention.soft_cap,
+        window: attention.window,
     };
     let buffers = [query, key_cache, value_cache, block_tables, context_lens, splits, partials];
     let work = total_context * u64::from(num_heads * head_dim) * 2;

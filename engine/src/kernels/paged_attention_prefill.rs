@@ -4,7 +4,7 @@ use shaders::{PAGED_ATTENTION_PREFILL, Value, Variant, params};
 
 use super::{Encoder, GpuBuffer, Plan};
 use crate::kv::KvLayout;
-use crate::ops::DeviceError;
+use crate::ops::{Attention, DeviceError};
 
 /// Attends the queries of `num_tiles` tiles; `tiles[i]` = (sequence, first query), `chunks[sequence]` = (first row,
 /// query_len, context_len, 0). `pairs` is Σ visible tokens over queries, for the work estimate.
@@ -23,6 +23,7 @@ pub fn paged_attention_prefill(
     tiles: &GpuBuffer,
     output: &GpuBuffer,
     layout: &KvLayout,
+    attention: &Attention,
     block_table_stride: u32,
     num_tiles: u32,
     pairs: u64,
@@ -39,7 +40,10 @@ pub fn paged_attention_prefill(
         num_heads,
         num_kv_heads: layout.num_kv_heads as u32,
         block_table_stride,
-        scale: 1.0 / (layout.head_dim as f32).sqrt(),
+        scale: attention.scale,
+        soft_cap: attention.soft_cap,
+        window: attention.window,
+        ..Default::default()
     };
     let buffers = [query, key_cache, value_cache, block_tables, chunks, tiles, output];
     let work = pairs * u64::from(num_heads * head_dim) * 2;

@@ -45,6 +45,8 @@ pub struct Plan {
     pub reduce_size: u32,
     /// Invocations a workgroup of `paged_attention_decode`.
     pub decode_size: u32,
+    /// Invocations a workgroup of `rotate_and_cache`.
+    pub head_size: u32,
     /// Queries a workgroup of `paged_attention_prefill`.
     pub query_tile: u32,
     /// Tokens a split of `paged_attention_decode`: constant, so that the order of sums is.
@@ -62,6 +64,7 @@ impl Plan {
                 single: MatmulShape { rows: 4, tokens: 1, workgroup_size: 8 },
                 several: MatmulShape { rows: 4, tokens: 4, workgroup_size: 8 },
                 max_work: 200_000_000,
+                head_size: 8,
                 ..Self::baseline()
             }
         } else {
@@ -78,6 +81,7 @@ impl Plan {
             workgroup_size: 64,
             reduce_size: 64,
             decode_size: 32,
+            head_size: 32,
             query_tile: 32,
             split: SPLIT,
             max_work: 20_000_000_000,
@@ -128,7 +132,7 @@ mod tests {
         for plan in [Plan::choose(true), Plan::choose(false)] {
             for shape in [plan.single, plan.several] {
                 let MatmulShape { rows, tokens, workgroup_size } = shape;
-                for format in ["f32", "f16", "q4", "q8"] {
+                for format in ["f32", "f16", "bf16", "q4", "q5", "q8", "q4k", "q5k", "q6k"] {
                     let values = format!("FORMAT={format},ROWS={rows},TOKENS={tokens},WORKGROUP_SIZE={workgroup_size}");
                     has("matmul", &values);
                     if format.starts_with('q') {
@@ -136,9 +140,16 @@ mod tests {
                     }
                 }
             }
-            let Plan { workgroup_size, reduce_size, decode_size, query_tile, split, .. } = plan;
-            for shader in ["silu_and_mul", "gather_rows", "rotary_embedding", "quantize_activations", "adjust_logits"] {
+            let Plan { workgroup_size, reduce_size, decode_size, query_tile, split, head_size, .. } = plan;
+            for shader in ["add_bias", "gather_rows", "soft_cap", "quantize_activations", "adjust_logits"] {
                 has(shader, &format!("WORKGROUP_SIZE={workgroup_size}"));
+            }
+            for activation in ["silu", "gelu"] {
+                has("act_and_mul", &format!("ACTIVATION={activation},WORKGROUP_SIZE={workgroup_size}"));
+            }
+            for norm in [0, 1] {
+                let values = format!("BLOCK_SIZE={BLOCK_SIZE},NORM={norm},WORKGROUP_SIZE={head_size}");
+                has("rotate_and_cache", &values);
             }
             for shader in ["rms_norm", "argmax"] {
                 has(shader, &format!("WORKGROUP_SIZE={reduce_size}"));

@@ -1,64 +1,14 @@
-//! Weight matrices on the device: GGUF blocks repacked into aligned words, interleaved by row, sharded by rows.
+//! Weight matrices on the device: blocks of 32 repacked into aligned words (`repack`), interleaved by row, sharded by rows.
 //!
 //! Made at load, read by the matrix and embedding wrappers. Layout: block b of row r lies at index b · num_rows + r, so
-//! that neighbouring lanes (rows) read neighbouring words. Formats: `q4` (Q4_0 and Q4_1: 16 code bytes, d and m as two
-//! f16), `q8` (Q8_0: 32 code bytes, d), `f16`, `f32`. A shard stays within the adapter's binding limit.
-
-use half::f16;
+//! that neighbouring lanes (rows) read neighbouring words. A matrix may be stacked from several tensors; a shard has rows
+//! of one format and stays within the adapter's binding limit. Invariant: repacking goes by pieces of bounded size, so that
+//! no second copy of a matrix is held.
 
 use super::gpu::{Gpu, GpuBuffer};
-use crate::gguf::{BLOCK_LEN, StorageType, Tensor};
+use super::repack::{DeviceFormat, UNIT_BLOCKS, pack};
+use crate::model_file::{BLOCK_LEN, Tensor};
 use crate::ops::DeviceError;
-
-/// A storage format of the kernels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum DeviceFormat {
-    /// 128 bytes a block.
-    F32,
-    /// 64 bytes a block.
-    F16,
-    /// 16 bytes a block and (d, m).
-    Q4,
-    /// 32 bytes a block and d.
-    Q8,
-}
-
-impl DeviceFormat {
-    /// The format that holds a storage type.
-    pub fn of(storage: StorageType) -> Self {
-        match storage {
-            StorageType::F32 => Self::F32,
-            StorageType::F16 => Self::F16,
-            StorageType::Q4_0 | StorageType::Q4_1 => Self::Q4,
-            StorageType::Q8_0 => Self::Q8,
-        }
-    }
-
-    /// The placeholder's value.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Q4 => "q4",
-            Self::Q8 => "q8",
-        }
-    }
-
-    /// Bytes of a block's codes.
-    pub fn block_bytes(self) -> usize {
-        match self {
-            Self::F32 => 128,
-            Self::F16 => 64,
-            Self::Q4 => 16,
-            Self::Q8 => 32,
-        }
-    }
-
-    /// Whether blocks carry a scale word.
-    pub fn has_scales(self) -> bool {
-        matches!(self, Self::Q4 | Self::Q8)
-    }
-}
 
 /// Rows `row_start..row_start + num_rows` of a matrix.
 pub struct Shard {
@@ -66,9 +16,11 @@ pub struct Shard {
     pub row_start: u32,
     /// Rows.
     pub num_rows: u32,
+    /// How they are stored.
+    pub format: DeviceFormat,
     /// Codes.
     pub weights: GpuBuffer,
-    /// (d, m) of each block as two f16; a stub where the format has none.
+    /// Scale words of each block, then units by eight blocks where the format has those; a stub where it has neither.
     pub scales: GpuBuffer,
 }
 
@@ -78,90 +30,124 @@ pub struct DeviceMatrix {
     pub rows: usize,
     /// Columns.
     pub columns: usize,
-    /// How the shards are stored.
-    pub format: DeviceFormat,
     /// In row order.
     pub shards: Vec<Shard>,
 }
 
+/// Bytes of codes that are repacked and uploaded at a time.
+const PIECE_BYTES: usize = 16 << 20;
+
+/// Rows of one format, in order: the tensor and the row in it.
+struct Run<'a> {
+    format: DeviceFormat,
+    rows: Vec<(&'a Tensor, usize)>,
+}
+
 impl DeviceMatrix {
-    /// Repacks and uploads `tensor`; no buffer passes `max_binding_bytes`.
+    /// Repacks and uploads tensors of equal columns, one below the other; no buffer passes `max_binding_bytes`.
     ///
     /// # Errors
-    /// When columns are not whole blocks, or the device has no memory.
-    pub fn upload(gpu: &Gpu, tensor: &Tensor, max_binding_bytes: u64) -> Result<Self, DeviceError> {
-        let format = DeviceFormat::of(tensor.storage);
-        if !tensor.columns.is_multiple_of(BLOCK_LEN) {
-            let reason = format!("{} columns are not a multiple of {BLOCK_LEN}", tensor.columns);
-            return Err(DeviceError::Refused { what: format!("tensor `{}`", tensor.name), reason });
+    /// When columns differ or are not whole blocks, or the device has no memory.
+    pub fn upload(gpu: &Gpu, tensors: &[Tensor], max_binding_bytes: u64) -> Result<Self, DeviceError> {
+        let refused = |tensor: &Tensor, reason: String| DeviceError::Refused {
+            what: format!("tensor `{}`", tensor.name),
+            reason,
+        };
+        let columns = tensors.first().map_or(0, |tensor| tensor.columns);
+        for tensor in tensors {
+            if !tensor.columns.is_multiple_of(BLOCK_LEN) {
+                return Err(refused(tensor, format!("{} columns are not a multiple of {BLOCK_LEN}", tensor.columns)));
+            }
+            if tensor.columns != columns {
+                return Err(refused(tensor, format!("{} columns, those above it have {columns}", tensor.columns)));
+            }
         }
-        let num_blocks = tensor.columns / BLOCK_LEN;
-        let row_bytes = (num_blocks * format.block_bytes()) as u64;
-        let rows_per_shard = (max_binding_bytes / row_bytes).min(tensor.rows as u64) as usize;
-        if rows_per_shard == 0 {
-            let reason = format!("one row has {row_bytes} bytes, a binding at most {max_binding_bytes}");
-            return Err(DeviceError::Refused { what: format!("tensor `{}`", tensor.name), reason });
+        let num_blocks = columns / BLOCK_LEN;
+        let (mut shards, mut row_start) = (Vec::new(), 0);
+        for run in runs(tensors) {
+            let row_bytes = (num_blocks * run.format.block_bytes().max(4 * (run.format.scale_words() + 1))) as u64;
+            let rows_per_shard = usize::try_from(max_binding_bytes / row_bytes.max(1)).unwrap_or(usize::MAX);
+            if rows_per_shard == 0 {
+                let reason = format!("one row has {row_bytes} bytes, a binding at most {max_binding_bytes}");
+                return Err(refused(run.rows[0].0, reason));
+            }
+            for rows in run.rows.chunks(rows_per_shard) {
+                shards.push(upload_shard(gpu, run.format, rows, row_start, num_blocks)?);
+                row_start += rows.len();
+            }
         }
-        let mut shards = Vec::new();
-        for row_start in (0..tensor.rows).step_by(rows_per_shard) {
-            let num_rows = rows_per_shard.min(tensor.rows - row_start);
-            let packed = repack(tensor, row_start, num_rows);
-            let weights = gpu.upload(&tensor.name, &packed.codes)?;
-            let scales = gpu.upload(&tensor.name, bytemuck::cast_slice(&packed.scales))?;
-            shards.push(Shard { row_start: row_start as u32, num_rows: num_rows as u32, weights, scales });
-        }
-        Ok(Self { rows: tensor.rows, columns: tensor.columns, format, shards })
+        Ok(Self { rows: row_start, columns, shards })
     }
 
     /// Blocks of 32 along a row.
     pub fn num_blocks(&self) -> u32 {
         (self.columns / BLOCK_LEN) as u32
     }
+
+    /// Whether all shards have integer codes.
+    pub fn has_codes(&self) -> bool {
+        self.shards.iter().all(|shard| shard.format.has_codes())
+    }
 }
 
-struct Packed {
-    codes: Vec<u8>,
-    scales: Vec<u32>,
-}
-
-fn pack_halves(low: f16, high: f16) -> u32 {
-    u32::from(low.to_bits()) | u32::from(high.to_bits()) << 16
-}
-
-fn half_at(block: &[u8], at: usize) -> f16 {
-    f16::from_le_bytes([block[at], block[at + 1]])
-}
-
-/// Interleaves the blocks of `num_rows` rows: block-major, rows within.
-fn repack(tensor: &Tensor, row_start: usize, num_rows: usize) -> Packed {
-    let format = DeviceFormat::of(tensor.storage);
-    let num_blocks = tensor.columns / BLOCK_LEN;
-    let (source_bytes, target_bytes) = (tensor.storage.block_bytes(), format.block_bytes());
-    let mut codes = vec![0u8; num_blocks * num_rows * target_bytes];
-    let mut scales = vec![0u32; if format.has_scales() { num_blocks * num_rows } else { 4 }];
-    for row in 0..num_rows {
-        let blocks = tensor.row(row_start + row).chunks_exact(source_bytes);
-        for (block_index, block) in blocks.enumerate() {
-            let index = block_index * num_rows + row;
-            let target = &mut codes[index * target_bytes..][..target_bytes];
-            match tensor.storage {
-                StorageType::F32 | StorageType::F16 => target.copy_from_slice(block),
-                StorageType::Q4_0 => {
-                    let d = half_at(block, 0);
-                    // −8·d only changes the exponent, so it is exact in f16 (short of overflow, which stays infinite).
-                    scales[index] = pack_halves(d, f16::from_f32(-8.0 * d.to_f32()));
-                    target.copy_from_slice(&block[2..]);
-                }
-                StorageType::Q4_1 => {
-                    scales[index] = pack_halves(half_at(block, 0), half_at(block, 2));
-                    target.copy_from_slice(&block[4..]);
-                }
-                StorageType::Q8_0 => {
-                    scales[index] = pack_halves(half_at(block, 0), f16::ZERO);
-                    target.copy_from_slice(&block[2..]);
-                }
-            }
+/// Neighbouring tensors of one format are one run.
+fn runs(tensors: &[Tensor]) -> Vec<Run<'_>> {
+    let mut runs: Vec<Run<'_>> = Vec::new();
+    for tensor in tensors {
+        let format = DeviceFormat::of(tensor.storage);
+        let rows = (0..tensor.rows).map(|row| (tensor, row));
+        match runs.last_mut().filter(|run| run.format == format) {
+            Some(run) => run.rows.extend(rows),
+            None => runs.push(Run { format, rows: rows.collect() }),
         }
     }
-    Packed { codes, scales }
+    runs
+}
+
+fn upload_shard(
+    gpu: &Gpu,
+    format: DeviceFormat,
+    rows: &[(&Tensor, usize)],
+    row_start: usize,
+    num_blocks: usize,
+) -> Result<Shard, DeviceError> {
+    let (name, num_rows) = (&rows[0].0.name, rows.len());
+    let (block_bytes, scale_words) = (format.block_bytes(), format.scale_words());
+    let num_units = if format.has_units() { num_blocks.div_ceil(UNIT_BLOCKS) } else { 0 };
+    let scale_count = num_rows * (num_blocks * scale_words + num_units);
+    let weights = gpu.allocate(name, (num_rows * num_blocks * block_bytes) as u64)?;
+    let scales = gpu.allocate(name, 4 * scale_count as u64)?;
+    // A piece is a whole number of the largest blocks of a file.
+    let piece = (PIECE_BYTES / (num_rows * block_bytes)).next_multiple_of(UNIT_BLOCKS).max(UNIT_BLOCKS);
+    let (mut codes, mut words, mut units) = (Vec::new(), Vec::new(), Vec::new());
+    for first in (0..num_blocks).step_by(piece) {
+        let blocks = first..(first + piece).min(num_blocks);
+        fill(&mut codes, blocks.len() * num_rows * block_bytes);
+        fill(&mut words, blocks.len() * num_rows * scale_words);
+        fill(&mut units, if format.has_units() { blocks.len() / UNIT_BLOCKS * num_rows } else { 0 });
+        for (row, (tensor, source)) in rows.iter().enumerate() {
+            pack(tensor.storage, tensor.row(*source), blocks.clone(), |block, block_codes, block_words| {
+                let index = block * num_rows + row;
+                codes[index * block_bytes..][..block_bytes].copy_from_slice(block_codes);
+                words[index * scale_words..][..scale_words].copy_from_slice(&block_words[..scale_words]);
+                if let Some(unit) = block_words.get(scale_words) {
+                    units[block / UNIT_BLOCKS * num_rows + row] = *unit;
+                }
+            });
+        }
+        let before = first * num_rows;
+        gpu.write(&weights, (before * block_bytes) as u64, &codes);
+        gpu.write(&scales, (before * scale_words * 4) as u64, bytemuck::cast_slice(&words));
+        let units_start = num_blocks * num_rows * scale_words + before / UNIT_BLOCKS;
+        gpu.write(&scales, if units.is_empty() { 0 } else { units_start as u64 * 4 }, bytemuck::cast_slice(&units));
+        // What was written is copied before the next piece waits in staging memory.
+        gpu.queue.submit([]);
+        gpu.wait()?;
+    }
+    Ok(Shard { row_start: row_start as u32, num_rows: num_rows as u32, format, weights, scales })
+}
+
+fn fill<T: Clone + Default>(values: &mut Vec<T>, len: usize) {
+    values.clear();
+    values.resize(len, T::default());
 }

@@ -1,10 +1,46 @@
-//! The shape of a model, read from GGUF metadata. Used by the model definition, the ops and the KV cache layout.
+//! What a model is: its shape, and what its architecture makes of each layer. Used by the model definition, the ops and the KV
+//! cache layout.
+//!
+//! [`ModelConfig::of`] reads a file's metadata through the architecture's own file, which says what is peculiar to it. Invariant:
+//! every number was checked, so that nothing behind divides by zero or allocates on a forged one's say.
 
-use crate::gguf::{GgufError, GgufFile, Value};
+use super::keys::Keys;
+use super::rotary_config::RotaryConfig;
+use super::{gemma2, gemma3, llama, mistral, phi3, qwen2, qwen3, smollm3};
+use crate::model_file::{ModelFile, ModelFileError, Value};
 
-/// Architecture parameters of the llama family.
+/// The feed-forward layer's activation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// x / (1 + e^−x)
+    Silu,
+    /// The tanh form of the Gaussian error linear unit.
+    Gelu,
+}
+
+/// Which values of a head are rotated together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PairOrder {
+    /// Neighbours: GGUF's files of the llama family.
+    Neighbours,
+    /// One of each half: everybody else's.
+    Halves,
+}
+
+/// What is peculiar to one layer's attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerConfig {
+    /// Which of the rotary tables; `None` rotates nothing.
+    pub rotary: Option<usize>,
+    /// Tokens that a query sees, itself included; `None` sees all before it.
+    pub window: Option<usize>,
+}
+
+/// A model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
+    /// GGUF's name of the architecture.
+    pub architecture: &'static str,
     /// Tokens of the vocabulary: rows of the embedding.
     pub vocab_size: usize,
     /// Width of the residual stream.
@@ -21,82 +57,127 @@ pub struct ModelConfig {
     pub intermediate_size: usize,
     /// ε of the norms.
     pub rms_norm_eps: f32,
-    /// Base of the rotary frequencies.
-    pub rope_theta: f64,
-    /// Values of a head that are rotated, from its front.
-    pub rotary_dim: usize,
-    /// Positions are divided by this (linear scaling).
-    pub rope_scale: f64,
     /// Longest sequence that the model was made for.
     pub context_length: usize,
+    /// The rotary tables that layers choose from.
+    pub rotaries: Vec<RotaryConfig>,
+    /// Which values are rotated together.
+    pub pair_order: PairOrder,
+    /// Layer by layer.
+    pub layers: Vec<LayerConfig>,
+    /// Scores are multiplied by this.
+    pub attention_scale: f32,
+    /// Scores s become cap · tanh(s / cap).
+    pub attention_soft_cap: Option<f32>,
+    /// The same of logits.
+    pub final_soft_cap: Option<f32>,
+    /// The feed-forward layer's activation.
+    pub activation: Activation,
+    /// Embeddings are multiplied by this.
+    pub embedding_scale: f32,
+    /// Added to the weights of norms as they are stored.
+    pub norm_offset: f32,
+    /// Whether queries and keys are normalised, head by head.
+    pub has_head_norms: bool,
+    /// Whether what a layer adds to the residual stream is normalised before.
+    pub has_post_norms: bool,
 }
 
 /// Head widths that the attention kernels are rendered for: whole vec4<u32> of f16, and what registers hold.
 const MAX_HEAD_DIM: usize = 256;
 
 impl ModelConfig {
-    /// Reads the metadata of a file of architecture `llama`.
+    /// Reads a file's metadata.
     ///
     /// # Errors
-    /// When the architecture is another, or a key is missing or makes no sense; the error names the key.
-    pub fn from_gguf(file: &GgufFile) -> Result<Self, GgufError> {
+    /// When the architecture is not supported, or a key is missing or makes no sense; the error names the key.
+    pub fn of(file: &ModelFile) -> Result<Self, ModelFileError> {
         let architecture = file.require("general.architecture", "a string", Value::as_str)?;
-        if architecture != "llama" {
-            let reason = format!("is `{architecture}`, supported is `llama`");
-            return Err(file.key_error("general.architecture", reason));
-        }
-        let size = |key: &str| positive(file, key);
-        let hidden_size = size("llama.embedding_length")?;
-        let num_heads = size("llama.attention.head_count")?;
-        let num_kv_heads = optional_size(file, "llama.attention.head_count_kv")?.unwrap_or(num_heads);
-        let head_dim = optional_size(file, "llama.attention.key_length")?.unwrap_or(hidden_size / num_heads);
-        let rotary_dim = optional_size(file, "llama.rope.dimension_count")?.unwrap_or(head_dim);
-        let config = Self {
-            vocab_size: file.require("tokenizer.ggml.tokens", "a list of strings", Value::as_strings)?.len(),
-            hidden_size,
-            num_layers: size("llama.block_count")?,
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            intermediate_size: size("llama.feed_forward_length")?,
-            rms_norm_eps: file.require("llama.attention.layer_norm_rms_epsilon", "a number", Value::as_f64)? as f32,
-            rope_theta: file.optional("llama.rope.freq_base", "a number", Value::as_f64)?.unwrap_or(10_000.0),
-            rotary_dim,
-            rope_scale: rope_scale(file)?,
-            context_length: size("llama.context_length")?,
+        let read = match architecture {
+            "llama" => llama::config,
+            "mistral" => mistral::config,
+            "qwen2" => qwen2::config,
+            "qwen3" => qwen3::config,
+            "gemma2" => gemma2::config,
+            "gemma3" => gemma3::config,
+            "phi3" => phi3::config,
+            "smollm3" => smollm3::config,
+            other => {
+                let known = "llama, mistral, qwen2, qwen3, gemma2, gemma3, phi3, smollm3";
+                let reason = format!("is `{other}`; supported are {known}");
+                return Err(file.key_error("general.architecture", reason));
+            }
         };
-        config.check(file)?;
+        let keys = Keys::new(file, architecture);
+        let config = read(&keys)?;
+        config.check(&keys)?;
         Ok(config)
     }
 
-    fn check(&self, file: &GgufFile) -> Result<(), GgufError> {
-        let refuse = |key: &str, reason: String| Err(file.key_error(key, reason));
-        if self.vocab_size == 0 {
-            return refuse("tokenizer.ggml.tokens", "is empty".into());
-        }
+    /// What all architectures have in common, as a plain decoder of the llama family has it.
+    ///
+    /// # Errors
+    /// When a key is missing or makes no sense.
+    pub(super) fn plain(keys: &Keys<'_>, architecture: &'static str) -> Result<Self, ModelFileError> {
+        let hidden_size = keys.size("embedding_length")?;
+        let num_heads = keys.size("attention.head_count")?;
+        let num_kv_heads = keys.optional_size("attention.head_count_kv")?.unwrap_or(num_heads);
+        let head_dim = keys.optional_size("attention.key_length")?.unwrap_or(hidden_size / num_heads);
+        let num_layers = keys.size("block_count")?;
+        let scale = match keys.optional_number("attention.scale")? {
+            Some(scale) => scale,
+            None => keys.optional_number("attention.query_scalar")?.unwrap_or(head_dim as f64).powf(-0.5),
+        };
+        Ok(Self {
+            architecture,
+            vocab_size: keys.vocab_size()?,
+            hidden_size,
+            num_layers,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            intermediate_size: keys.size("feed_forward_length")?,
+            rms_norm_eps: keys.number("attention.layer_norm_rms_epsilon")? as f32,
+            context_length: keys.size("context_length")?,
+            rotaries: vec![RotaryConfig::of(keys, head_dim)?],
+            pair_order: PairOrder::Halves,
+            layers: vec![LayerConfig { rotary: Some(0), window: None }; num_layers],
+            attention_scale: scale as f32,
+            attention_soft_cap: None,
+            final_soft_cap: None,
+            activation: Activation::Silu,
+            embedding_scale: 1.0,
+            norm_offset: 0.0,
+            has_head_norms: false,
+            has_post_norms: false,
+        })
+    }
+
+    fn check(&self, keys: &Keys<'_>) -> Result<(), ModelFileError> {
+        let refuse = |key: &str, reason: String| Err(keys.error(key, reason));
         if !self.num_heads.is_multiple_of(self.num_kv_heads) {
             let reason = format!("is {}, which does not divide the {} heads", self.num_kv_heads, self.num_heads);
-            return refuse("llama.attention.head_count_kv", reason);
+            return refuse("attention.head_count_kv", reason);
         }
         if self.head_dim == 0 || !self.head_dim.is_multiple_of(8) || self.head_dim > MAX_HEAD_DIM {
             let reason = format!("gives heads of {} values: not a multiple of 8 up to {MAX_HEAD_DIM}", self.head_dim);
-            return refuse("llama.attention.head_count", reason);
+            return refuse("attention.head_count", reason);
         }
-        if self.rotary_dim == 0 || !self.rotary_dim.is_multiple_of(2) || self.rotary_dim > self.head_dim {
-            let reason = format!("is {}, heads have {} values", self.rotary_dim, self.head_dim);
-            return refuse("llama.rope.dimension_count", reason);
+        for rotary in &self.rotaries {
+            rotary.check(self.head_dim).or_else(|(key, reason)| refuse(key, reason))?;
         }
-        if let Some(length) = optional_size(file, "llama.attention.value_length")?
+        if let Some(length) = keys.optional_size("attention.value_length")?
             && length != self.head_dim
         {
-            let reason = format!("is {length}, keys have {} values", self.head_dim);
-            return refuse("llama.attention.value_length", reason);
+            return refuse("attention.value_length", format!("is {length}, keys have {} values", self.head_dim));
         }
-        if !(self.rope_theta > 0.0 && self.rope_scale > 0.0 && self.rms_norm_eps >= 0.0) {
-            return refuse(
-                "llama.rope.freq_base",
-                format!("and its scaling must be positive, are {}", self.rope_theta),
-            );
+        if !self.rms_norm_eps.is_finite() || self.rms_norm_eps < 0.0 {
+            return refuse("attention.layer_norm_rms_epsilon", format!("is {}", self.rms_norm_eps));
+        }
+        let caps = self.attention_soft_cap.into_iter().chain(self.final_soft_cap);
+        if !(self.attention_scale.is_finite() && self.attention_scale > 0.0) || caps.into_iter().any(|cap| cap.is_nan())
+        {
+            return refuse("attention.scale", format!("is {}, or a soft cap is no number", self.attention_scale));
         }
         Ok(())
     }
@@ -115,27 +196,4 @@ impl ModelConfig {
     pub fn kv_bytes_per_token(&self) -> u64 {
         (self.num_layers * 2 * self.kv_size() * 2) as u64
     }
-}
-
-fn rope_scale(file: &GgufFile) -> Result<f64, GgufError> {
-    let key = "llama.rope.scaling.type";
-    match file.optional(key, "a string", Value::as_str)? {
-        None | Some("none") => Ok(1.0),
-        Some("linear") => file.require("llama.rope.scaling.factor", "a number", Value::as_f64),
-        Some(other) => Err(file.key_error(key, format!("is `{other}`, supported are `none` and `linear`"))),
-    }
-}
-
-const LARGEST_SIZE: u64 = 1 << 24;
-
-fn positive(file: &GgufFile, key: &str) -> Result<usize, GgufError> {
-    let value = file.require(key, "an integer", Value::as_u64)?;
-    if value == 0 || value > LARGEST_SIZE {
-        return Err(file.key_error(key, format!("is {value}, should be 1 to {LARGEST_SIZE}")));
-    }
-    Ok(value as usize)
-}
-
-fn optional_size(file: &GgufFile, key: &str) -> Result<Option<usize>, GgufError> {
-    if file.get(key).is_none() { Ok(None) } else { positive(file, key).map(Some) }
 }

@@ -10,8 +10,9 @@ pub mod wgpu;
 use bytes::Bytes;
 
 use crate::batch::{ModelInput, Selected};
-use crate::gguf::Tensor;
 use crate::kv::{BlockId, Load};
+use crate::model::{Activation, LayerConfig, ModelConfig};
+use crate::model_file::Tensor;
 
 /// A device that failed. Everything in flight on it is lost.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -57,7 +58,43 @@ pub enum Write {
     Accumulate,
 }
 
-/// The ops of the llama family on one device.
+/// One layer's attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Attention {
+    /// Which of the rotary tables; `None` rotates nothing.
+    pub rotary: Option<usize>,
+    /// Tokens that a query sees, itself included; 0 for all before it.
+    pub window: u32,
+    /// Scores are multiplied by this.
+    pub scale: f32,
+    /// Scores s become cap · tanh(s / cap); 0 leaves them.
+    pub soft_cap: f32,
+}
+
+impl Attention {
+    /// That of a layer of a model.
+    pub fn of(config: &ModelConfig, layer: usize) -> Self {
+        let LayerConfig { rotary, window } = config.layers[layer];
+        Self {
+            rotary,
+            window: window.map_or(0, |window| u32::try_from(window).unwrap_or(0)),
+            scale: config.attention_scale,
+            soft_cap: config.attention_soft_cap.unwrap_or(0.0),
+        }
+    }
+
+    /// All tokens before a query, unrotated, scaled by the width of a head.
+    pub fn plain(head_dim: usize) -> Self {
+        Self { rotary: None, window: 0, scale: 1.0 / (head_dim as f32).sqrt(), soft_cap: 0.0 }
+    }
+
+    /// The first token that the query at `position` sees.
+    pub fn first_token(&self, position: usize) -> usize {
+        if self.window == 0 { 0 } else { (position + 1).saturating_sub(self.window as usize) }
+    }
+}
+
+/// The ops of decoders on one device.
 pub trait Ops: Sized {
     /// Activations: `[max rows, width]`, f32.
     type Buffer;
@@ -72,17 +109,17 @@ pub trait Ops: Sized {
     /// When the device cannot hold them.
     fn buffer(&mut self, max_rows: usize, width: usize) -> Result<Self::Buffer, DeviceError>;
 
-    /// Brings a weight matrix to the device.
+    /// Brings a weight matrix to the device: tensors of equal columns, one below the other.
     ///
     /// # Errors
     /// When the device cannot hold it.
-    fn matrix(&mut self, tensor: &Tensor) -> Result<Self::Matrix, DeviceError>;
+    fn matrix(&mut self, tensors: &[Tensor]) -> Result<Self::Matrix, DeviceError>;
 
     /// Brings a weight vector to the device.
     ///
     /// # Errors
     /// When the device cannot hold it.
-    fn vector(&mut self, tensor: &Tensor) -> Result<Self::Vector, DeviceError>;
+    fn vector(&mut self, name: &str, values: &[f32]) -> Result<Self::Vector, DeviceError>;
 
     /// Starts a step: uploads its tokens, positions and block tables.
     ///
@@ -90,13 +127,13 @@ pub trait Ops: Sized {
     /// When the device has failed.
     fn begin(&mut self, input: &ModelInput) -> Result<(), DeviceError>;
 
-    /// output[row] = table[token of row]
+    /// output[row] = table[token of row] · scale
     ///
     /// # Errors
     /// When the device has failed; so for every op below.
-    fn embedding(&mut self, table: &Self::Matrix, output: &mut Self::Buffer) -> Result<(), DeviceError>;
+    fn embedding(&mut self, table: &Self::Matrix, scale: f32, output: &mut Self::Buffer) -> Result<(), DeviceError>;
 
-    /// output = input / rms(input) · weight
+    /// output (+)= input / rms(input) · weight
     ///
     /// # Errors
     /// When the device has failed.
@@ -106,6 +143,7 @@ pub trait Ops: Sized {
         weight: &Self::Vector,
         eps: f32,
         output: &mut Self::Buffer,
+        write: Write,
         rows: Rows,
     ) -> Result<(), DeviceError>;
 
@@ -122,17 +160,26 @@ pub trait Ops: Sized {
         rows: Rows,
     ) -> Result<(), DeviceError>;
 
-    /// Rotates every head by its row's position, in place.
+    /// Adds a vector to every row of the step.
     ///
     /// # Errors
     /// When the device has failed.
-    fn rotary_embedding(&mut self, values: &mut Self::Buffer, num_heads: usize) -> Result<(), DeviceError>;
+    fn add_bias(&mut self, values: &mut Self::Buffer, bias: &Self::Vector) -> Result<(), DeviceError>;
 
-    /// Writes the step's keys and values into the slots of `layer`'s cache.
+    /// Takes the step's queries, keys and values apart: normalises the heads of the first two (`norms`: query heads' weights,
+    /// then key heads', and ε), rotates them by their rows' positions, and puts queries into `query`, keys and values into
+    /// their slots of `layer`'s cache.
     ///
     /// # Errors
     /// When the device has failed.
-    fn reshape_and_cache(&mut self, layer: usize, key: &Self::Buffer, value: &Self::Buffer) -> Result<(), DeviceError>;
+    fn rotate_and_cache(
+        &mut self,
+        layer: usize,
+        attention: &Attention,
+        qkv: &Self::Buffer,
+        norms: Option<(&Self::Vector, f32)>,
+        query: &mut Self::Buffer,
+    ) -> Result<(), DeviceError>;
 
     /// Causal attention of every row over its sequence's blocks in `layer`'s cache.
     ///
@@ -141,15 +188,27 @@ pub trait Ops: Sized {
     fn paged_attention(
         &mut self,
         layer: usize,
+        attention: &Attention,
         query: &Self::Buffer,
         output: &mut Self::Buffer,
     ) -> Result<(), DeviceError>;
 
-    /// gate = silu(gate) · up
+    /// output = activation(gate) · up, of rows that hold both side by side.
     ///
     /// # Errors
     /// When the device has failed.
-    fn silu_and_mul(&mut self, gate: &mut Self::Buffer, up: &Self::Buffer) -> Result<(), DeviceError>;
+    fn act_and_mul(
+        &mut self,
+        gate_up: &Self::Buffer,
+        activation: Activation,
+        output: &mut Self::Buffer,
+    ) -> Result<(), DeviceError>;
+
+    /// logits = cap · tanh(logits / cap), of the rows whose logits are wanted.
+    ///
+    /// # Errors
+    /// When the device has failed.
+    fn soft_cap(&mut self, logits: &mut Self::Buffer, cap: f32) -> Result<(), DeviceError>;
 
     /// Copies the rows whose logits are wanted to the front of `output`.
     ///

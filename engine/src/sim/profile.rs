@@ -156,7 +156,6 @@ impl SimProfile {
         ModelFingerprint::of(&FingerprintParts {
             weights: *blake3::hash(model.as_bytes()).as_bytes(),
             architecture: "sim",
-            rope: (0.0, 0, 0.0),
             kv_dtype: "sim",
             num_layers: 1,
             num_kv_heads: 1,

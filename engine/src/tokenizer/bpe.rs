@@ -1,10 +1,6 @@
-//! The tokeniser that a GGUF file describes: byte-level BPE with the pre-tokeniser that the file names.
-//!
-//! Encoding is the `tokenizers` crate's; decoding is a table of bytes by token, since byte-level tokens are exact pieces of
-//! UTF-8.
+//! Byte-level BPE as a GGUF file describes it, with the pre-tokeniser that the file names. Called when a model is opened.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
 
 use tokenizers::models::bpe::BPE;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
@@ -14,121 +10,36 @@ use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::tokenizer::SplitDelimiterBehavior;
 use tokenizers::{AddedToken, PreTokenizerWrapper};
 
-use super::EncodeError;
+use super::vocabulary::{
+    TYPE_CONTROL, TYPE_USER_DEFINED, Vocabulary, byte_alphabet, byte_level, eos_token_ids, token_id, token_types,
+};
 use crate::error::LoadError;
-use crate::gguf::{GgufError, GgufFile, Value};
+use crate::model_file::{ModelFile, Value};
 
-/// GGUF's token types that matter: both are matched in the text as a whole.
-const TYPE_CONTROL: i64 = 3;
-const TYPE_USER_DEFINED: i64 = 4;
-
-/// Text to token ids and token ids to bytes.
-pub(super) struct Bpe {
-    inner: tokenizers::Tokenizer,
-    bytes: Vec<Vec<u8>>,
-    longest_token_bytes: usize,
-    control: Vec<bool>,
-    bos_token_id: Option<u32>,
-    add_bos: bool,
-    eos_token_ids: Vec<u32>,
-}
-
-impl Bpe {
-    pub(super) fn from_gguf(file: &GgufFile) -> Result<Self, LoadError> {
-        let fail = |reason: String| LoadError::Tokenizer { path: PathBuf::from(file.path()), reason };
-        let model = file.require("tokenizer.ggml.model", "a string", Value::as_str)?;
-        if model != "gpt2" {
-            return Err(fail(format!("model `{model}` is not supported (supported: `gpt2`, byte-level BPE)")));
-        }
-        let tokens = file.require("tokenizer.ggml.tokens", "a list of strings", Value::as_strings)?;
-        let merges = file.require("tokenizer.ggml.merges", "a list of strings", Value::as_strings)?;
-        let types = file.optional("tokenizer.ggml.token_type", "a list of integers", Value::as_integers)?;
-        let types = types.unwrap_or(&[]);
-        if !types.is_empty() && types.len() != tokens.len() {
-            return Err(fail(format!("{} token types for {} tokens", types.len(), tokens.len())));
-        }
-        let pre = file.optional("tokenizer.ggml.pre", "a string", Value::as_str)?.unwrap_or("default");
-        let inner = build(tokens, merges, types, pre).map_err(fail)?;
-        let control: Vec<bool> = (0..tokens.len()).map(|id| types.get(id) == Some(&TYPE_CONTROL)).collect();
-        let alphabet = byte_alphabet();
-        let bytes: Vec<Vec<u8>> = tokens
-            .iter()
-            .enumerate()
-            .map(|(id, token)| match types.get(id) {
-                Some(&(TYPE_CONTROL | TYPE_USER_DEFINED)) => token.as_bytes().to_vec(),
-                _ => token_bytes(token, &alphabet),
-            })
-            .collect();
-        Ok(Self {
-            inner,
-            longest_token_bytes: bytes.iter().map(Vec::len).max().unwrap_or(1),
-            bytes,
-            control,
-            bos_token_id: token_id(file, "tokenizer.ggml.bos_token_id", tokens.len())?,
-            add_bos: file.optional("tokenizer.ggml.add_bos_token", "a boolean", Value::as_bool)?.unwrap_or(false),
-            eos_token_ids: eos_token_ids(file, tokens)?,
-        })
-    }
-
-    pub(super) fn vocab_size(&self) -> usize {
-        self.bytes.len()
-    }
-
-    pub(super) fn eos_token_ids(&self) -> &[u32] {
-        &self.eos_token_ids
-    }
-
-    pub(super) fn bos_token_id(&self) -> Option<u32> {
-        self.bos_token_id
-    }
-
-    /// Token ids of a text, control tokens in it recognised. With `add_special_tokens`, the beginning-of-sequence token
-    /// comes first where the file asks for it.
-    pub(super) fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, EncodeError> {
-        let encoding = self.inner.encode_fast(text, false).map_err(|error| EncodeError(error.to_string()))?;
-        let mut ids = encoding.get_ids().to_vec();
-        if let Some(bos) =
-            self.bos_token_id.filter(|bos| add_special_tokens && self.add_bos && ids.first() != Some(bos))
-        {
-            ids.insert(0, bos);
-        }
-        Ok(ids)
-    }
-
-    pub(super) fn token_bytes(&self, id: u32) -> &[u8] {
-        self.bytes.get(id as usize).map_or(&[], Vec::as_slice)
-    }
-
-    pub(super) fn longest_token_bytes(&self) -> usize {
-        self.longest_token_bytes
-    }
-
-    pub(super) fn is_control(&self, id: u32) -> bool {
-        self.control.get(id as usize).copied().unwrap_or(false)
-    }
-}
-
-fn token_id(file: &GgufFile, key: &str, vocab_size: usize) -> Result<Option<u32>, GgufError> {
-    match file.optional(key, "an integer", Value::as_u64)? {
-        Some(id) if id >= vocab_size as u64 => {
-            Err(file.key_error(key, format!("is {id}, the vocabulary has {vocab_size} tokens")))
-        }
-        id => Ok(id.map(|id| id as u32)),
-    }
-}
-
-/// The end tokens that the file names, and the ends of turn that chat models use under fixed names.
-fn eos_token_ids(file: &GgufFile, tokens: &[String]) -> Result<Vec<u32>, GgufError> {
-    let mut ids = Vec::new();
-    for key in ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"] {
-        ids.extend(token_id(file, key, tokens.len())?);
-    }
-    const ENDS_OF_TURN: [&str; 4] = ["<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|endoftext|>"];
-    let named = (0..).zip(tokens).filter(|(_, token)| ENDS_OF_TURN.contains(&token.as_str())).map(|(id, _)| id);
-    ids.extend(named);
-    ids.sort_unstable();
-    ids.dedup();
-    Ok(ids)
+/// The tokeniser of a file whose `tokenizer.ggml.model` is `gpt2`.
+///
+/// # Errors
+/// When a part of it is missing or makes no sense.
+pub(super) fn read(file: &ModelFile) -> Result<Vocabulary, LoadError> {
+    let fail = |reason: String| LoadError::Tokenizer { path: file.path().to_owned(), reason };
+    let tokens = file.require("tokenizer.ggml.tokens", "a list of strings", Value::as_strings)?;
+    let merges = file.require("tokenizer.ggml.merges", "a list of strings", Value::as_strings)?;
+    let types = token_types(file, tokens.len())?;
+    let pre = file.optional("tokenizer.ggml.pre", "a string", Value::as_str)?.unwrap_or("default");
+    let inner = build(tokens, merges, types, pre).map_err(fail)?;
+    let alphabet = byte_alphabet();
+    let bytes = tokens.iter().enumerate().map(|(id, token)| match types.get(id) {
+        Some(&(TYPE_CONTROL | TYPE_USER_DEFINED)) => token.as_bytes().to_vec(),
+        _ => byte_level(token, &alphabet),
+    });
+    Ok(Vocabulary {
+        inner,
+        bytes: bytes.collect(),
+        control: (0..tokens.len()).map(|id| types.get(id) == Some(&TYPE_CONTROL)).collect(),
+        bos_token_id: token_id(file, "tokenizer.ggml.bos_token_id", tokens.len())?,
+        add_bos: Some(file.optional("tokenizer.ggml.add_bos_token", "a boolean", Value::as_bool)?.unwrap_or(false)),
+        eos_token_ids: eos_token_ids(file, tokens)?,
+    })
 }
 
 fn build(tokens: &[String], merges: &[String], types: &[i64], pre: &str) -> Result<tokenizers::Tokenizer, String> {
@@ -149,6 +60,12 @@ fn build(tokens: &[String], merges: &[String], types: &[i64], pre: &str) -> Resu
         .map_err(|error| error.to_string())?;
     let mut inner = tokenizers::Tokenizer::new(bpe);
     inner.with_pre_tokenizer(Some(pre_tokenizer(pre)?));
+    add_whole_tokens(&mut inner, tokens, types);
+    Ok(inner)
+}
+
+/// Tokens that are matched in a text as a whole.
+pub(super) fn add_whole_tokens(inner: &mut tokenizers::Tokenizer, tokens: &[String], types: &[i64]) {
     let special = |wanted: i64| {
         tokens
             .iter()
@@ -159,7 +76,6 @@ fn build(tokens: &[String], merges: &[String], types: &[i64], pre: &str) -> Resu
     };
     inner.add_special_tokens(&special(TYPE_CONTROL));
     inner.add_tokens(&special(TYPE_USER_DEFINED));
-    Ok(inner)
 }
 
 /// The pre-tokenisers of GGUF's `tokenizer.ggml.pre`, by the regular expressions of the models that use them.
@@ -182,46 +98,4 @@ fn pre_tokenizer(pre: &str) -> Result<PreTokenizerWrapper, String> {
         other => return Err(format!("pre-tokeniser `{other}` is not supported")),
     };
     Ok(Sequence::new(steps).into())
-}
-
-/// GPT-2's table: printable bytes stand for themselves, the others for code points from U+0100 on.
-fn byte_alphabet() -> HashMap<char, u8> {
-    let mut next = 256u32;
-    (0..=255u8)
-        .filter_map(|byte| {
-            let printable = matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
-            let code = if printable {
-                u32::from(byte)
-            } else {
-                next += 1;
-                next - 1
-            };
-            char::from_u32(code).map(|letter| (letter, byte))
-        })
-        .collect()
-}
-
-/// Bytes of a byte-level token; a letter outside the alphabet stands for its own UTF-8.
-fn token_bytes(token: &str, alphabet: &HashMap<char, u8>) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(token.len());
-    for letter in token.chars() {
-        match alphabet.get(&letter) {
-            Some(byte) => bytes.push(*byte),
-            None => bytes.extend(letter.to_string().as_bytes()),
-        }
-    }
-    bytes
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn byte_alphabet_is_a_bijection() {
-        let alphabet = byte_alphabet();
-        assert_eq!(alphabet.len(), 256);
-        assert_eq!((alphabet[&'Ġ'], alphabet[&'Ċ'], alphabet[&'a']), (b' ', b'\n', b'a'));
-        assert_eq!(token_bytes("ĠhÃ©", &alphabet), " hé".as_bytes());
-    }
 }

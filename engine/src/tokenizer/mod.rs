@@ -4,9 +4,13 @@
 
 mod bpe;
 mod bytes4;
+mod hugging_face;
+mod sentencepiece;
+mod vocabulary;
 
 use crate::error::LoadError;
-use crate::gguf::GgufFile;
+use crate::model_file::{ModelFile, Value};
+use vocabulary::Vocabulary;
 
 /// A tokeniser.
 pub struct Tokenizer {
@@ -14,7 +18,7 @@ pub struct Tokenizer {
 }
 
 enum Kind {
-    Bpe(Box<bpe::Bpe>),
+    Own(Box<Vocabulary>),
     Bytes4,
 }
 
@@ -28,8 +32,21 @@ impl Tokenizer {
     ///
     /// # Errors
     /// When the file has none, or one of a kind that is not supported.
-    pub fn from_gguf(file: &GgufFile) -> Result<Self, LoadError> {
-        Ok(Self { kind: Kind::Bpe(Box::new(bpe::Bpe::from_gguf(file)?)) })
+    pub fn of(file: &ModelFile) -> Result<Self, LoadError> {
+        if let Some(json) = file.tokenizer_json() {
+            return Ok(Self { kind: Kind::Own(Box::new(hugging_face::read(file, json)?)) });
+        }
+        let own = match file.require("tokenizer.ggml.model", "a string", Value::as_str)? {
+            "gpt2" => bpe::read(file)?,
+            "llama" => sentencepiece::read(file)?,
+            other => {
+                let reason = format!(
+                    "model `{other}` is not supported (supported: `gpt2`, byte-level BPE, and `llama`, SentencePiece)"
+                );
+                return Err(LoadError::Tokenizer { path: file.path().to_owned(), reason });
+            }
+        };
+        Ok(Self { kind: Kind::Own(Box::new(own)) })
     }
 
     /// Four bytes a token: every text, no vocabulary.
@@ -40,7 +57,7 @@ impl Tokenizer {
     /// Tokens of the vocabulary.
     pub fn vocab_size(&self) -> usize {
         match &self.kind {
-            Kind::Bpe(bpe) => bpe.vocab_size(),
+            Kind::Own(own) => own.size(),
             Kind::Bytes4 => bytes4::VOCAB_SIZE,
         }
     }
@@ -48,7 +65,7 @@ impl Tokenizer {
     /// Tokens that end an answer.
     pub fn eos_token_ids(&self) -> &[u32] {
         match &self.kind {
-            Kind::Bpe(bpe) => bpe.eos_token_ids(),
+            Kind::Own(own) => &own.eos_token_ids,
             Kind::Bytes4 => &[bytes4::EOS],
         }
     }
@@ -56,7 +73,7 @@ impl Tokenizer {
     /// The beginning-of-sequence token, if the file names one.
     pub fn bos_token_id(&self) -> Option<u32> {
         match &self.kind {
-            Kind::Bpe(bpe) => bpe.bos_token_id(),
+            Kind::Own(own) => own.bos_token_id,
             Kind::Bytes4 => None,
         }
     }
@@ -68,7 +85,7 @@ impl Tokenizer {
     /// When the tokeniser refuses the text.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, EncodeError> {
         match &self.kind {
-            Kind::Bpe(bpe) => bpe.encode(text, add_special_tokens),
+            Kind::Own(own) => own.encode(text, add_special_tokens),
             Kind::Bytes4 => Ok(bytes4::encode(text)),
         }
     }
@@ -76,7 +93,7 @@ impl Tokenizer {
     /// Appends the exact bytes of a token; nothing for an id outside the vocabulary.
     pub fn append_bytes(&self, id: u32, bytes: &mut Vec<u8>) {
         match &self.kind {
-            Kind::Bpe(bpe) => bytes.extend_from_slice(bpe.token_bytes(id)),
+            Kind::Own(own) => bytes.extend_from_slice(own.token_bytes(id)),
             Kind::Bytes4 => bytes.extend(bytes4::token_bytes(id)),
         }
     }
@@ -91,7 +108,7 @@ impl Tokenizer {
     /// Bytes of the longest token.
     pub fn longest_token_bytes(&self) -> usize {
         match &self.kind {
-            Kind::Bpe(bpe) => bpe.longest_token_bytes(),
+            Kind::Own(own) => own.longest_token_bytes(),
             Kind::Bytes4 => 4,
         }
     }
@@ -99,7 +116,7 @@ impl Tokenizer {
     /// Whether the token is a control token, which is no part of an answer's text.
     pub fn is_control(&self, id: u32) -> bool {
         match &self.kind {
-            Kind::Bpe(bpe) => bpe.is_control(id),
+            Kind::Own(own) => own.is_control(id),
             Kind::Bytes4 => id == bytes4::EOS,
         }
     }

@@ -3,6 +3,8 @@
 //! Called by tests only. The references face hand-computed cases and a NumPy fixture (`tests/golden/kernels.json` of the
 //! root package), so that they do not certify themselves.
 
+mod act_and_mul;
+mod add_bias;
 mod adjust_logits;
 mod argmax;
 mod embedding;
@@ -14,15 +16,16 @@ mod paged_attention_decode;
 mod paged_attention_prefill;
 mod paged_attention_reduce;
 mod quantize_activations;
-mod reshape_and_cache;
 mod rms_norm;
-mod rotary_embedding;
+mod rotate_and_cache;
 mod sample;
 mod scatter_blocks;
-mod silu_and_mul;
+mod soft_cap;
 mod token_logprobs;
 mod top_k;
 
+pub use act_and_mul::act_and_mul;
+pub use add_bias::add_bias;
 pub use adjust_logits::adjust_logits;
 pub use argmax::argmax;
 pub use embedding::embedding;
@@ -34,14 +37,36 @@ pub use paged_attention_decode::{Partial, paged_attention_decode};
 pub use paged_attention_prefill::{Chunk, paged_attention_prefill};
 pub use paged_attention_reduce::paged_attention_reduce;
 pub use quantize_activations::{QuantizedRow, quantize_activations};
-pub use reshape_and_cache::reshape_and_cache;
 pub use rms_norm::rms_norm;
-pub use rotary_embedding::rotary_embedding;
+pub use rotate_and_cache::{HeadShape, TakenApart, rotate_and_cache};
 pub use sample::sample;
 pub use scatter_blocks::scatter_blocks;
-pub use silu_and_mul::silu_and_mul;
+pub use soft_cap::soft_cap;
 pub use token_logprobs::token_logprobs;
 pub use top_k::top_k;
+
+/// What is done to scores, and which of them count.
+#[derive(Clone, Copy, Debug)]
+pub struct Scale {
+    /// They are multiplied by this.
+    pub factor: f64,
+    /// Then s becomes cap · tanh(s / cap); 0 leaves it.
+    pub soft_cap: f64,
+    /// Tokens that a query sees, itself included; 0 for all before it.
+    pub window: usize,
+}
+
+impl Scale {
+    /// Multiplied by `factor` and no more.
+    pub fn plain(factor: f64) -> Self {
+        Self { factor, soft_cap: 0.0, window: 0 }
+    }
+
+    /// The first token that the query at `position` sees.
+    pub fn first_token(&self, position: usize) -> usize {
+        if self.window == 0 { 0 } else { (position + 1).saturating_sub(self.window) }
+    }
+}
 
 /// One layer's K and V cache as f32, in the device layout `[block, kv_head, offset, head_dim]`, with its shape.
 #[derive(Clone, Copy, Debug)]
@@ -65,6 +90,15 @@ impl CacheView<'_> {
         ((block_id * self.num_kv_heads + kv_head) * self.block_size + token % self.block_size) * self.head_dim
     }
 
+    /// The score of a query and a key, scaled, and capped where there is a cap.
+    fn score(&self, query: &[f32], base: usize, scale: Scale) -> f64 {
+        let dot: f64 = query.iter().zip(&self.key[base..]).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum();
+        match scale.soft_cap {
+            0.0 => dot * scale.factor,
+            cap => cap * (dot * scale.factor / cap).tanh(),
+        }
+    }
+
     /// softmax(scale · q Kᵀ) V over tokens `first..last` of one head: (maximum score, Σ weights, Σ weight · v),
     /// weights relative to the maximum.
     fn attend(
@@ -73,16 +107,10 @@ impl CacheView<'_> {
         block_table: &[u32],
         tokens: std::ops::Range<usize>,
         kv_head: usize,
-        scale: f64,
+        scale: Scale,
     ) -> Partial {
         let bases: Vec<usize> = tokens.map(|token| self.base(block_table, token, kv_head)).collect();
-        let scores: Vec<f64> = bases
-            .iter()
-            .map(|&base| {
-                let dot: f64 = query.iter().zip(&self.key[base..]).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum();
-                dot * scale
-            })
-            .collect();
+        let scores: Vec<f64> = bases.iter().map(|&base| self.score(query, base, scale)).collect();
         let maximum = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let mut sum = 0.0;
         let mut weighted = vec![0.0; self.head_dim];
@@ -109,9 +137,18 @@ mod tests {
     }
 
     #[test]
-    fn rotation_by_a_quarter_turn_swaps_a_pair() {
-        let quarter = [[0.0, 1.0]];
-        assert_eq!(rotary_embedding(&quarter, &[1.0, 2.0], 1, 2, 1), vec![-2.0, 1.0]);
+    fn rotation_by_a_quarter_turn_swaps_a_pair_of_queries_and_keys() {
+        let shape = HeadShape { num_heads: 1, num_kv_heads: 1, head_dim: 2, pair_stride: 1 };
+        let apart = rotate_and_cache(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], &[[0.0, 1.0]], None, shape);
+        assert_eq!(apart, [[-2.0, 1.0], [-4.0, 3.0], [5.0, 6.0]].map(Vec::from));
+    }
+
+    #[test]
+    fn a_window_of_one_token_sees_itself() {
+        let cache = CacheView { key: &[1.0, 1.0], value: &[10.0, 30.0], num_kv_heads: 1, head_dim: 1, block_size: 1 };
+        let chunk = Chunk { row: 0, query_len: 2, context_len: 2, block_table: &[1, 0] };
+        let scale = Scale { window: 1, ..Scale::plain(0.5) };
+        assert_eq!(paged_attention_prefill(&[2.0, 2.0], cache, &[chunk], 1, scale), vec![30.0, 10.0]);
     }
 
     #[test]
@@ -119,8 +156,8 @@ mod tests {
         // Two tokens in two shuffled blocks of one: equal scores, so the weights are one half each.
         let cache = CacheView { key: &[1.0, 1.0], value: &[10.0, 30.0], num_kv_heads: 1, head_dim: 1, block_size: 1 };
         let chunk = Chunk { row: 0, query_len: 1, context_len: 2, block_table: &[1, 0] };
-        assert_eq!(paged_attention_prefill(&[2.0], cache, &[chunk], 1, 0.5), vec![20.0]);
-        let partials = paged_attention_decode(&[2.0], cache, &[&[1, 0]], &[(0, 0, 1), (0, 1, 2)], 1, 0.5);
+        assert_eq!(paged_attention_prefill(&[2.0], cache, &[chunk], 1, Scale::plain(0.5)), vec![20.0]);
+        let partials = paged_attention_decode(&[2.0], cache, &[&[1, 0]], &[(0, 0, 1), (0, 1, 2)], 1, Scale::plain(0.5));
         assert_eq!(paged_attention_reduce(&partials, &[0, 2], 1), vec![20.0]);
     }
 
@@ -135,9 +172,11 @@ mod tests {
     }
 
     #[test]
-    fn silu_of_one_times_two_is_by_hand() {
-        let out = silu_and_mul(&[1.0], &[2.0]);
-        assert!((out[0] - 1.462_117_157).abs() < 1e-8);
+    fn activations_of_one_times_two_are_by_hand() {
+        let silu = act_and_mul(&[1.0, 2.0], 1, false);
+        assert!((silu[0] - 1.462_117_157).abs() < 1e-8);
+        let gelu = act_and_mul(&[1.0, 2.0], 1, true);
+        assert!((gelu[0] - 1.682_383_984).abs() < 1e-8);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Reference of `paged_attention_decode.wgsl`.
 
-use super::CacheView;
+use super::{CacheView, Scale};
 
 /// What one split of one head leaves: Σ weight · v, the largest score, Σ weights.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,7 +21,7 @@ pub fn paged_attention_decode(
     block_tables: &[&[u32]],
     splits: &[(usize, usize, usize)],
     num_heads: usize,
-    scale: f64,
+    scale: Scale,
 ) -> Vec<Partial> {
     let group = num_heads / cache.num_kv_heads;
     let mut partials = Vec::new();

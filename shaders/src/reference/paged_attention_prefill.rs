@@ -1,6 +1,6 @@
 //! Reference of `paged_attention_prefill.wgsl`.
 
-use super::CacheView;
+use super::{CacheView, Scale};
 
 /// The query tokens of one sequence in this step.
 #[derive(Clone, Copy, Debug)]
@@ -21,7 +21,7 @@ pub fn paged_attention_prefill(
     cache: CacheView<'_>,
     chunks: &[Chunk<'_>],
     num_heads: usize,
-    scale: f64,
+    scale: Scale,
 ) -> Vec<f64> {
     let group = num_heads / cache.num_kv_heads;
     let mut output = vec![0.0; query.len()];
@@ -31,7 +31,13 @@ pub fn paged_attention_prefill(
             for head in 0..num_heads {
                 let base = ((chunk.row + index) * num_heads + head) * cache.head_dim;
                 let query = &query[base..][..cache.head_dim];
-                let partial = cache.attend(query, chunk.block_table, 0..visible, head / group, scale);
+                let partial = cache.attend(
+                    query,
+                    chunk.block_table,
+                    scale.first_token(visible - 1)..visible,
+                    head / group,
+                    scale,
+                );
                 for (out, weighted) in output[base..].iter_mut().zip(&partial.weighted) {
                     *out = weighted / partial.sum;
                 }

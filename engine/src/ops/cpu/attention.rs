@@ -5,14 +5,16 @@
 //! not depend on the chunk or batch that it came in.
 
 use std::cell::RefCell;
+use std::ops::Range;
 
 use half::f16;
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
-use super::exp::exp;
+use super::exp::{exp, soft_cap};
 use crate::batch::SequenceInput;
 use crate::kv::{BLOCK_SIZE, KvLayout};
+use crate::ops::Attention;
 
 /// Queries of one task.
 const QUERY_TILE: usize = 32;
@@ -27,6 +29,7 @@ struct Tile<'a> {
 /// Attention of all rows; `query` and `output` are `[rows, heads, head_dim]`.
 pub(super) fn paged_attention(
     layout: &KvLayout,
+    attention: &Attention,
     key_cache: &[f16],
     value_cache: &[f16],
     sequences: &[SequenceInput],
@@ -45,7 +48,7 @@ pub(super) fn paged_attention(
     let group = layout.num_heads / layout.num_kv_heads;
     let row_width = layout.num_heads * layout.head_dim;
     let results: Vec<Vec<f32>> =
-        tiles.par_iter().map(|tile| attend_tile(layout, key_cache, value_cache, tile, query)).collect();
+        tiles.par_iter().map(|tile| attend_tile(layout, attention, key_cache, value_cache, tile, query)).collect();
     for (tile, result) in tiles.iter().zip(results) {
         for (index, heads) in result.chunks_exact(group * layout.head_dim).enumerate() {
             let row = tile.sequence.first_row + tile.first_query + index;
@@ -83,12 +86,20 @@ const ROWS: usize = 4;
 const WIDE: usize = 32;
 
 /// `[queries of the tile, heads of the group, head_dim]`
-fn attend_tile(layout: &KvLayout, key_cache: &[f16], value_cache: &[f16], tile: &Tile<'_>, query: &[f32]) -> Vec<f32> {
+fn attend_tile(
+    layout: &KvLayout,
+    attention: &Attention,
+    key_cache: &[f16],
+    value_cache: &[f16],
+    tile: &Tile<'_>,
+    query: &[f32],
+) -> Vec<f32> {
     let group = layout.num_heads / layout.num_kv_heads;
     let mut output = vec![0.0f32; tile.num_queries * group * layout.head_dim];
     SCRATCH.with_borrow_mut(|scratch| {
         let output = &mut output[..];
-        let tile = AttendTile { layout, key_cache, value_cache, tile, query, scratch: &mut *scratch, output };
+        let tile =
+            AttendTile { layout, attention, key_cache, value_cache, tile, query, scratch: &mut *scratch, output };
         pulp::Arch::new().dispatch(tile);
         if scratch.values.len() > MAX_KEPT_VALUES {
             *scratch = Scratch::default();
@@ -99,6 +110,7 @@ fn attend_tile(layout: &KvLayout, key_cache: &[f16], value_cache: &[f16], tile: 
 
 struct AttendTile<'a> {
     layout: &'a KvLayout,
+    attention: &'a Attention,
     key_cache: &'a [f16],
     value_cache: &'a [f16],
     tile: &'a Tile<'a>,
@@ -112,14 +124,16 @@ impl WithSimd for AttendTile<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _simd: S) {
-        let Self { layout, key_cache, value_cache, tile, query, scratch, output } = self;
+        let Self { layout, attention, key_cache, value_cache, tile, query, scratch, output } = self;
         let head_dim = layout.head_dim;
         let group = layout.num_heads / layout.num_kv_heads;
         let start = tile.sequence.context_len - tile.sequence.query_len + tile.first_query;
-        let num_tokens = start + tile.num_queries;
-        let keys = gather_keys(layout, key_cache, tile, num_tokens, &mut scratch.block, &mut scratch.keys);
-        let values = gather_values(layout, value_cache, tile, num_tokens, &mut scratch.values);
-        let stride = num_tokens.next_multiple_of(LANES);
+        // Whole blocks before the first query's window are not looked at.
+        let first_block = attention.first_token(start) / LANES;
+        let tokens = first_block * LANES..start + tile.num_queries;
+        let keys = gather_keys(layout, key_cache, tile, &tokens, &mut scratch.block, &mut scratch.keys);
+        let values = gather_values(layout, value_cache, tile, &tokens, &mut scratch.values);
+        let stride = tokens.len().next_multiple_of(LANES);
         let weights = sized(&mut scratch.weights, ROWS * stride);
         for (part, output) in output.chunks_mut(ROWS * head_dim).enumerate() {
             let first = part * ROWS;
@@ -130,7 +144,7 @@ impl WithSimd for AttendTile<'_> {
                 let row = tile.sequence.first_row + tile.first_query + index / group;
                 &query[(row * layout.num_heads + tile.kv_head * group + index % group) * head_dim..][..head_dim]
             };
-            let visible_to = |index: usize| start + (first + index) / group + 1;
+            let visible_to = |index: usize| start + (first + index) / group + 1 - tokens.start;
             let queries: [&[f32]; ROWS] = std::array::from_fn(query_of);
             let blocks = keys.chunks_exact(LANES * head_dim).take(visible_to(rows - 1).div_ceil(LANES));
             for (block, keys) in blocks.enumerate() {
@@ -139,9 +153,13 @@ impl WithSimd for AttendTile<'_> {
                 }
             }
             for (index, output) in output.chunks_exact_mut(head_dim).enumerate() {
-                let weights = &mut weights[index * stride..][..visible_to(index)];
-                let sum = softmax(weights, 1.0 / (head_dim as f32).sqrt());
-                weighted_sum(weights, values, output);
+                let visible = visible_to(index);
+                let weights = &mut weights[index * stride..][..visible];
+                // What lies before the query's own window weighs nothing; the sums stay in the order of blocks.
+                let unseen = attention.first_token(tokens.start + visible - 1) - tokens.start;
+                weights[..unseen].fill(f32::NEG_INFINITY);
+                let sum = softmax(weights, attention);
+                weighted_sum(&weights[unseen..], &values[unseen * head_dim..], output);
                 output.iter_mut().for_each(|output| *output /= sum);
             }
         }
@@ -163,9 +181,15 @@ fn scores_of(queries: [&[f32]; ROWS], keys: &[f32]) -> [[f32; LANES]; ROWS] {
     scores
 }
 
-/// Scores become exp(scale · (score − largest)); returns their sum, by lanes of the token's number.
+/// Scores become exp(scale · (score − largest)), after the soft cap where there is one; returns their sum, by lanes of the
+/// token's number.
 #[inline(always)]
-fn softmax(weights: &mut [f32], scale: f32) -> f32 {
+fn softmax(weights: &mut [f32], attention: &Attention) -> f32 {
+    let mut scale = attention.scale;
+    if attention.soft_cap > 0.0 {
+        weights.iter_mut().for_each(|weight| *weight = capped(*weight, scale, attention.soft_cap));
+        scale = 1.0;
+    }
     // A NaN is no maximum here; it comes out of the exponential.
     let mut lanes = [f32::NEG_INFINITY; LANES];
     for weights in weights.chunks(LANES) {
@@ -189,6 +213,12 @@ fn softmax(weights: &mut [f32], scale: f32) -> f32 {
         width /= 2;
     }
     sums[0]
+}
+
+/// A score through the soft cap; one that is not seen stays so.
+#[inline(always)]
+fn capped(score: f32, scale: f32, cap: f32) -> f32 {
+    if score == f32::NEG_INFINITY { score } else { soft_cap(score * scale, cap) }
 }
 
 /// Σ weight · value, over tokens in order.
@@ -225,20 +255,21 @@ fn sized(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
     &mut buffer[..len]
 }
 
-/// The keys of one head, block by block, `[head_dim, 16]` each. Slots past the context hold what the block's last user left.
+/// The keys of one head of these tokens, which begin with a block, block by block, `[head_dim, 16]` each. Slots past the context hold what the block's last user left.
 #[inline(always)]
 fn gather_keys<'a>(
     layout: &KvLayout,
     cache: &[f16],
     tile: &Tile<'_>,
-    num_tokens: usize,
+    tokens: &Range<usize>,
     block: &mut Vec<f32>,
     buffer: &'a mut Vec<f32>,
 ) -> &'a [f32] {
     let block_values = LANES * layout.head_dim;
     let block = sized(block, block_values);
-    let gathered = sized(buffer, num_tokens.div_ceil(LANES) * block_values);
-    for (target, &block_id) in gathered.chunks_exact_mut(block_values).zip(&tile.sequence.block_table) {
+    let gathered = sized(buffer, tokens.len().div_ceil(LANES) * block_values);
+    let block_ids = &tile.sequence.block_table[tokens.start / LANES..];
+    for (target, &block_id) in gathered.chunks_exact_mut(block_values).zip(block_ids) {
         let base = layout.slot_base(block_id as usize * LANES, tile.kv_head);
         let source = &cache[base..][..block_values];
         // Widened first, in order, which is vector work; then moved, which is not.
@@ -254,18 +285,18 @@ fn gather_keys<'a>(
     gathered
 }
 
-/// The first `num_tokens` values of one head, in order.
+/// The values of one head of these tokens, which begin with a block, in order.
 #[inline(always)]
 fn gather_values<'a>(
     layout: &KvLayout,
     cache: &[f16],
     tile: &Tile<'_>,
-    num_tokens: usize,
+    tokens: &Range<usize>,
     buffer: &'a mut Vec<f32>,
 ) -> &'a [f32] {
-    let gathered = sized(buffer, num_tokens * layout.head_dim);
+    let gathered = sized(buffer, tokens.len() * layout.head_dim);
     let blocks = gathered.chunks_mut(LANES * layout.head_dim);
-    for (target, &block_id) in blocks.zip(&tile.sequence.block_table) {
+    for (target, &block_id) in blocks.zip(&tile.sequence.block_table[tokens.start / LANES..]) {
         let base = layout.slot_base(block_id as usize * LANES, tile.kv_head);
         for (target, half) in target.iter_mut().zip(&cache[base..]) {
             *target = widened(*half);

@@ -1,6 +1,6 @@
 //! The exponential in plain f32 operations: the same bits on every machine, and a loop of it becomes vector instructions.
 //!
-//! Used by attention's softmax and the activation. Range reduction by ln 2 in two parts and a polynomial of degree six on
+//! Used by attention's softmax, the activations and the soft caps. Range reduction by ln 2 in two parts and a polynomial of degree six on
 //! the rest (Cephes' expf, Moshier 1989), within two units in the last place.
 
 /// e^x; 0 below −87, infinity above 88.7; NaN stays NaN.
@@ -25,6 +25,12 @@ pub(super) fn exp(x: f32) -> f32 {
     if x < -87.0 { 0.0 } else { scaled }
 }
 
+/// cap · tanh(x / cap), by the exponential.
+#[inline(always)]
+pub(super) fn soft_cap(x: f32, cap: f32) -> f32 {
+    cap * (1.0 - 2.0 / (exp(2.0 * x / cap) + 1.0))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -38,6 +44,15 @@ mod tests {
             worst = worst.max((got - expected).abs() / expected);
         }
         assert!(worst < 2.4e-7, "relative error {worst:e}");
+    }
+
+    #[test]
+    fn soft_caps_are_those_of_the_hyperbolic_tangent() {
+        for x in [-1e6f32, -60.0, -1.0, -1e-3, 0.0, 0.5, 49.0, 200.0, f32::INFINITY] {
+            let expected = 50.0 * (f64::from(x) / 50.0).tanh();
+            assert!((f64::from(soft_cap(x, 50.0)) - expected).abs() < 2e-5, "{x}");
+        }
+        assert!(soft_cap(f32::NAN, 50.0).is_nan());
     }
 
     #[test]

@@ -10,7 +10,8 @@ use rayon::prelude::*;
 
 use super::super::Write;
 use super::dot::{dot, dot_tile};
-use crate::gguf::{Tensor, dequantize_row};
+use super::matrix::Matrix;
+use crate::model_file::dequantize_row;
 
 /// Rows and tokens of a tile: twelve accumulators and three row vectors fit sixteen vector registers.
 const TILE_ROWS: usize = 3;
@@ -28,7 +29,7 @@ const TASK_WORK: usize = 1 << 18;
 
 /// output (tokens × rows) (+)= input (tokens × columns) · matrixᵀ. `products` is a scratch that is kept between calls, so
 /// that the system is not asked for pages at each.
-pub(super) fn matmul(matrix: &Tensor, input: &[f32], output: &mut [f32], products: &mut Vec<f32>, write: Write) {
+pub(super) fn matmul(matrix: &Matrix, input: &[f32], output: &mut [f32], products: &mut Vec<f32>, write: Write) {
     let num_tokens = input.len() / matrix.columns;
     // A chunk that is not a prompt's last wants no logits.
     if num_tokens == 0 {
@@ -75,7 +76,7 @@ pub(super) fn matmul(matrix: &Tensor, input: &[f32], output: &mut [f32], product
 /// Consecutive rows dotted with every token; `products` is row-major. A struct and not a closure: `pulp` compiles
 /// `with_simd` for the vector unit only when the compiler is bound to inline it.
 struct RowsTimesTokens<'a> {
-    matrix: &'a Tensor,
+    matrix: &'a Matrix,
     first_row: usize,
     scratch: &'a mut [f32],
     input: &'a [f32],
@@ -95,7 +96,8 @@ impl WithSimd for RowsTimesTokens<'_> {
             let scratch = &mut scratch[..num_rows * columns];
             for (offset, scratch) in scratch.chunks_exact_mut(columns).enumerate() {
                 let row = first_row + block * SCRATCH_ROWS + offset;
-                dequantize_row(matrix.storage, matrix.row(row), scratch);
+                let (storage, bytes) = matrix.row(row);
+                dequantize_row(storage, bytes, scratch);
             }
             let tiles = input.chunks(TILE_TOKENS * columns);
             for (tile, tokens) in tiles.enumerate() {

@@ -8,18 +8,21 @@ mod copy;
 mod dot;
 mod exp;
 mod matmul;
+mod matrix;
+mod rotate;
 mod select;
 
 use bytes::Bytes;
-use half::f16;
 use half::slice::HalfBitsSliceExt;
 use rayon::prelude::*;
 
 use super::rotary::Rotary;
-use super::{DeviceError, Ops, Rows, Write};
+use super::{Attention, DeviceError, Ops, Rows, Write};
 use crate::batch::{ModelInput, Selected};
-use crate::gguf::Tensor;
 use crate::kv::{BlockId, KvLayout, Load};
+use crate::model::{Activation, PairOrder};
+use crate::model_file::Tensor;
+pub use matrix::Matrix;
 
 /// Values that one thread goes over sooner than another is woken.
 const ALONE_VALUES: usize = 16 << 10;
@@ -54,11 +57,12 @@ struct LayerCache {
 /// The `cpu` device.
 pub struct CpuOps {
     layout: KvLayout,
-    rotary: Rotary,
-    pair_stride: usize,
+    rotaries: Vec<Rotary>,
+    pair_order: PairOrder,
     cache: Vec<LayerCache>,
     input: ModelInput,
-    rotations: Vec<[f32; 2]>,
+    /// (cos, sin) by table, row and pair.
+    rotations: Vec<Vec<[f32; 2]>>,
     /// Scratch of the matrix product.
     products: Vec<f32>,
     /// Blocks that were copied out.
@@ -70,7 +74,7 @@ impl CpuOps {
     ///
     /// # Errors
     /// When the system has no room for it.
-    pub fn new(layout: KvLayout, rotary: Rotary) -> Result<Self, DeviceError> {
+    pub fn new(layout: KvLayout, rotaries: Vec<Rotary>, pair_order: PairOrder) -> Result<Self, DeviceError> {
         let len = layout.num_blocks * layout.block_values();
         // Reserving first turns a refusal of the system into an error; the zeroed pages themselves come when written.
         let reserved = Vec::<u16>::new().try_reserve_exact(len.saturating_mul(2 * layout.num_layers));
@@ -80,17 +84,21 @@ impl CpuOps {
             reason: error.to_string(),
         })?;
         let cache = (0..layout.num_layers).map(|_| LayerCache { key: vec![0; len], value: vec![0; len] }).collect();
-        // Neighbouring pairs: the order of GGUF's llama.
         Ok(Self {
             layout,
-            rotary,
-            pair_stride: 1,
+            rotaries,
+            pair_order,
             cache,
             input: ModelInput::default(),
             rotations: Vec::new(),
             products: Vec::new(),
             outgoing: Vec::new(),
         })
+    }
+
+    /// The cache's shape.
+    pub fn layout(&self) -> &KvLayout {
+        &self.layout
     }
 
     fn num_rows(&self, rows: Rows) -> usize {
@@ -103,32 +111,36 @@ impl CpuOps {
 
 impl Ops for CpuOps {
     type Buffer = Buffer;
-    type Matrix = Tensor;
+    type Matrix = Matrix;
     type Vector = Vec<f32>;
 
     fn buffer(&mut self, max_rows: usize, width: usize) -> Result<Buffer, DeviceError> {
         Ok(Buffer { values: vec![0.0; max_rows * width], width })
     }
 
-    fn matrix(&mut self, tensor: &Tensor) -> Result<Tensor, DeviceError> {
-        Ok(tensor.clone())
+    fn matrix(&mut self, tensors: &[Tensor]) -> Result<Matrix, DeviceError> {
+        Matrix::of(tensors)
     }
 
-    fn vector(&mut self, tensor: &Tensor) -> Result<Vec<f32>, DeviceError> {
-        Ok(tensor.to_f32())
+    fn vector(&mut self, _name: &str, values: &[f32]) -> Result<Vec<f32>, DeviceError> {
+        Ok(values.to_vec())
     }
 
     fn begin(&mut self, input: &ModelInput) -> Result<(), DeviceError> {
         self.input = input.clone();
-        self.rotations = self.rotary.table(&input.positions);
+        self.rotations = self.rotaries.iter().map(|rotary| rotary.table(&input.positions)).collect();
         Ok(())
     }
 
-    fn embedding(&mut self, table: &Tensor, output: &mut Buffer) -> Result<(), DeviceError> {
+    fn embedding(&mut self, table: &Matrix, scale: f32, output: &mut Buffer) -> Result<(), DeviceError> {
         let width = output.width;
         let rows = output.rows_mut(self.input.num_rows()).chunks_exact_mut(width);
         for (row, &token) in rows.zip(&self.input.token_ids) {
-            crate::gguf::dequantize_row(table.storage, table.row(token as usize), row);
+            let (storage, bytes) = table.row(token as usize);
+            crate::model_file::dequantize_row(storage, bytes, row);
+            if scale != 1.0 {
+                row.iter_mut().for_each(|value| *value *= scale);
+            }
         }
         Ok(())
     }
@@ -139,6 +151,7 @@ impl Ops for CpuOps {
         weight: &Vec<f32>,
         eps: f32,
         output: &mut Buffer,
+        write: Write,
         rows: Rows,
     ) -> Result<(), DeviceError> {
         let num_rows = self.num_rows(rows);
@@ -149,8 +162,10 @@ impl Ops for CpuOps {
         rows.with_min_len(ALONE_VALUES / width).for_each(|(output, input)| {
             let squares = arch.dispatch(matmul::SumOfSquares(input));
             let scale = 1.0 / (squares / width as f32 + eps).sqrt();
-            for ((output, x), w) in output.iter_mut().zip(input).zip(weight) {
-                *output = x * scale * w;
+            let values = output.iter_mut().zip(input).zip(weight);
+            match write {
+                Write::Store => values.for_each(|((output, x), w)| *output = x * scale * w),
+                Write::Accumulate => values.for_each(|((output, x), w)| *output += x * scale * w),
             }
         });
         Ok(())
@@ -159,7 +174,7 @@ impl Ops for CpuOps {
     fn linear(
         &mut self,
         input: &Buffer,
-        matrix: &Tensor,
+        matrix: &Matrix,
         output: &mut Buffer,
         write: Write,
         rows: Rows,
@@ -172,48 +187,48 @@ impl Ops for CpuOps {
         Ok(())
     }
 
-    fn rotary_embedding(&mut self, values: &mut Buffer, num_heads: usize) -> Result<(), DeviceError> {
-        let num_rows = self.input.num_rows();
-        let width = values.width;
-        let head_dim = width / num_heads;
-        let num_pairs = self.rotary.num_pairs();
-        let stride = self.pair_stride;
-        let rotations = self.rotations.par_chunks_exact(num_pairs);
-        let rows = values.rows_mut(num_rows).par_chunks_exact_mut(width).zip(rotations);
-        rows.with_min_len(ALONE_VALUES / width).for_each(|(row, rotations)| {
-            for head in row.chunks_exact_mut(head_dim) {
-                for (pair, &[cos, sin]) in rotations.iter().enumerate() {
-                    let first = if stride == 1 { 2 * pair } else { pair };
-                    let (a, b) = (head[first], head[first + stride]);
-                    head[first] = a.mul_add(cos, -(b * sin));
-                    head[first + stride] = a.mul_add(sin, b * cos);
-                }
-            }
-        });
-        Ok(())
-    }
-
-    fn reshape_and_cache(&mut self, layer: usize, key: &Buffer, value: &Buffer) -> Result<(), DeviceError> {
-        let layout = &self.layout;
-        let cache = &mut self.cache[layer];
-        for (row, &slot) in self.input.slot_mapping.iter().enumerate() {
-            for head in 0..layout.num_kv_heads {
-                let source = (row * layout.num_kv_heads + head) * layout.head_dim;
-                let target = layout.slot_base(slot as usize, head);
-                for i in 0..layout.head_dim {
-                    cache.key[target + i] = f16::from_f32(key.values[source + i]).to_bits();
-                    cache.value[target + i] = f16::from_f32(value.values[source + i]).to_bits();
-                }
-            }
+    fn add_bias(&mut self, values: &mut Buffer, bias: &Vec<f32>) -> Result<(), DeviceError> {
+        for row in values.rows_mut(self.input.num_rows()).chunks_exact_mut(bias.len()) {
+            row.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
         }
         Ok(())
     }
 
-    fn paged_attention(&mut self, layer: usize, query: &Buffer, output: &mut Buffer) -> Result<(), DeviceError> {
+    fn rotate_and_cache(
+        &mut self,
+        layer: usize,
+        attention: &Attention,
+        qkv: &Buffer,
+        norms: Option<(&Vec<f32>, f32)>,
+        query: &mut Buffer,
+    ) -> Result<(), DeviceError> {
+        let heads = rotate::Heads {
+            layout: &self.layout,
+            rotations: attention.rotary.map(|table| self.rotations[table].as_slice()),
+            num_pairs: attention.rotary.map_or(0, |table| self.rotaries[table].num_pairs()),
+            pair_order: self.pair_order,
+            norms: norms.map(|(weights, eps)| (weights.as_slice(), eps)),
+        };
+        let num_rows = self.input.num_rows();
+        let query = &mut query.values[..num_rows * self.layout.num_heads * self.layout.head_dim];
+        heads.queries(qkv.rows(num_rows), query);
+        let cache = &mut self.cache[layer];
+        heads.keys_and_values(qkv.rows(num_rows), &self.input.slot_mapping, &mut cache.key, &mut cache.value);
+        Ok(())
+    }
+
+    fn paged_attention(
+        &mut self,
+        layer: usize,
+        attention: &Attention,
+        query: &Buffer,
+        output: &mut Buffer,
+    ) -> Result<(), DeviceError> {
         let cache = &self.cache[layer];
         let num_rows = self.input.num_rows();
         attention::paged_attention(
             &self.layout,
+            attention,
             cache.key.reinterpret_cast(),
             cache.value.reinterpret_cast(),
             &self.input.sequences,
@@ -223,12 +238,27 @@ impl Ops for CpuOps {
         Ok(())
     }
 
-    fn silu_and_mul(&mut self, gate: &mut Buffer, up: &Buffer) -> Result<(), DeviceError> {
+    fn act_and_mul(
+        &mut self,
+        gate_up: &Buffer,
+        activation: Activation,
+        output: &mut Buffer,
+    ) -> Result<(), DeviceError> {
         let num_rows = self.input.num_rows();
-        let up = up.rows(num_rows).par_chunks(4096);
-        let arch = pulp::Arch::new();
-        gate.rows_mut(num_rows).par_chunks_mut(4096).zip(up).for_each(|(gate, up)| {
-            arch.dispatch(SiluAndMul { gate, up });
+        let (width, arch) = (output.width, pulp::Arch::new());
+        let rows = output.values[..num_rows * width].par_chunks_exact_mut(width);
+        let rows = rows.zip(gate_up.rows(num_rows).par_chunks_exact(2 * width));
+        rows.with_min_len((ALONE_VALUES / width).max(1)).for_each(|(output, gate_up)| {
+            let (gate, up) = gate_up.split_at(width);
+            arch.dispatch(ActAndMul { gate, up, activation, output });
+        });
+        Ok(())
+    }
+
+    fn soft_cap(&mut self, logits: &mut Buffer, cap: f32) -> Result<(), DeviceError> {
+        let num_values = self.input.selections.len() * logits.width;
+        logits.values[..num_values].par_chunks_mut(4096).for_each(|values| {
+            values.iter_mut().for_each(|value| *value = exp::soft_cap(*value, cap));
         });
         Ok(())
     }
@@ -265,19 +295,27 @@ impl Ops for CpuOps {
     }
 }
 
-/// gate = gate / (1 + e^−gate) · up
-struct SiluAndMul<'a> {
-    gate: &'a mut [f32],
+/// output = activation(gate) · up
+struct ActAndMul<'a> {
+    gate: &'a [f32],
     up: &'a [f32],
+    activation: Activation,
+    output: &'a mut [f32],
 }
 
-impl pulp::WithSimd for SiluAndMul<'_> {
+impl pulp::WithSimd for ActAndMul<'_> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: pulp::Simd>(self, _simd: S) {
-        for (gate, up) in self.gate.iter_mut().zip(self.up) {
-            *gate = *gate / (1.0 + exp::exp(-*gate)) * up;
+        let values = self.output.iter_mut().zip(self.gate).zip(self.up);
+        match self.activation {
+            Activation::Silu => values.for_each(|((output, gate), up)| *output = gate / (1.0 + exp::exp(-gate)) * up),
+            // ½ (1 + tanh u) = 1 / (1 + e^−2u), with u = √(2/π) (x + 0.044715 x³).
+            Activation::Gelu => values.for_each(|((output, gate), up)| {
+                let u = 0.797_884_6 * gate * (0.044_715 * gate * gate + 1.0);
+                *output = gate / (1.0 + exp::exp(-2.0 * u)) * up;
+            }),
         }
     }
 }

@@ -12,11 +12,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::rotary::Rotary;
-use super::{DeviceError, Ops, Rows, Write};
+use super::{Attention, DeviceError, Ops, Rows, Write};
 use crate::batch::{ModelInput, Selected};
-use crate::gguf::Tensor;
-use crate::kernels::{self, Activations, DeviceMatrix, Encoder, Gpu, GpuBuffer, Plan};
+use crate::kernels::{self, Activations, DeviceMatrix, Encoder, Gpu, GpuBuffer, Plan, Turn};
 use crate::kv::{BlockId, KvLayout, Load};
+use crate::model::{Activation, PairOrder};
+use crate::model_file::Tensor;
 use copy::CopyBuffers;
 pub use select::MAX_DEVICE_LOGPROBS;
 use select::SelectBuffers;
@@ -56,8 +57,8 @@ pub struct WgpuOps {
     encoder: Encoder,
     plan: Plan,
     layout: KvLayout,
-    rotary: Rotary,
-    pair_stride: u32,
+    rotaries: Vec<Rotary>,
+    pair_order: PairOrder,
     cache: Vec<LayerCache>,
     inputs: StepInputs,
     partials: GpuBuffer,
@@ -76,7 +77,8 @@ impl WgpuOps {
         gpu: Arc<Gpu>,
         plan: Plan,
         layout: KvLayout,
-        rotary: Rotary,
+        rotaries: Vec<Rotary>,
+        pair_order: PairOrder,
         limits: StepLimits,
     ) -> Result<Self, DeviceError> {
         let mut cache = Vec::with_capacity(layout.num_layers);
@@ -90,19 +92,19 @@ impl WgpuOps {
         // Where no sequences share blocks, the splits of a step are bounded by the pool and one partial split each; a step
         // that has more grows its buffers, up to what the scheduler's bound on contexts allows.
         let max_splits = (layout.num_blocks * layout.block_size / plan.split as usize) as u64 + sequences;
-        let inputs = StepInputs::allocate(&gpu, &plan, &layout, rotary.num_pairs(), limits, max_splits)?;
+        let inputs = StepInputs::allocate(&gpu, &plan, &layout, &rotaries, limits, max_splits)?;
         Ok(Self {
             encoder: Encoder::new(Arc::clone(&gpu), plan.max_work),
             partials: gpu.allocate("attention splits", max_splits * partial_bytes(&layout))?,
             select: SelectBuffers::allocate(&gpu, limits.max_logits_rows)?,
             copies: CopyBuffers::default(),
-            pair_stride: 1,
+            pair_order,
             input: ModelInput::default(),
             shape: StepShape::default(),
             gpu,
             plan,
             layout,
-            rotary,
+            rotaries,
             cache,
             inputs,
         })
@@ -139,18 +141,18 @@ impl Ops for WgpuOps {
         Ok(Buffer { values, width, rounded })
     }
 
-    fn matrix(&mut self, tensor: &Tensor) -> Result<DeviceMatrix, DeviceError> {
-        DeviceMatrix::upload(&self.gpu, tensor, self.gpu.max_binding_bytes())
+    fn matrix(&mut self, tensors: &[Tensor]) -> Result<DeviceMatrix, DeviceError> {
+        DeviceMatrix::upload(&self.gpu, tensors, self.gpu.max_binding_bytes())
     }
 
-    fn vector(&mut self, tensor: &Tensor) -> Result<GpuBuffer, DeviceError> {
-        self.gpu.upload(&tensor.name, bytemuck::cast_slice(&tensor.to_f32()))
+    fn vector(&mut self, name: &str, values: &[f32]) -> Result<GpuBuffer, DeviceError> {
+        self.gpu.upload(name, bytemuck::cast_slice(values))
     }
 
     fn begin(&mut self, input: &ModelInput) -> Result<(), DeviceError> {
         self.gpu.check()?;
         self.input = input.clone();
-        self.shape = self.inputs.upload(&self.gpu, &mut self.encoder, &self.plan, &self.rotary, input)?;
+        self.shape = self.inputs.upload(&self.gpu, &mut self.encoder, &self.plan, &self.rotaries, input)?;
         let needed = u64::from(self.shape.num_splits) * partial_bytes(&self.layout);
         if needed > self.partials.size {
             self.encoder.forget(&self.partials);
@@ -159,10 +161,11 @@ impl Ops for WgpuOps {
         Ok(())
     }
 
-    fn embedding(&mut self, table: &DeviceMatrix, output: &mut Buffer) -> Result<(), DeviceError> {
+    fn embedding(&mut self, table: &DeviceMatrix, scale: f32, output: &mut Buffer) -> Result<(), DeviceError> {
         output.written();
         let num_tokens = self.num_rows(Rows::Step);
-        kernels::embedding(&mut self.encoder, &self.plan, table, &self.inputs.token_ids, &output.values, num_tokens)
+        let ids = &self.inputs.token_ids;
+        kernels::embedding(&mut self.encoder, &self.plan, table, ids, &output.values, num_tokens, scale)
     }
 
     fn rms_norm(
@@ -171,11 +174,13 @@ impl Ops for WgpuOps {
         weight: &GpuBuffer,
         eps: f32,
         output: &mut Buffer,
+        write: Write,
         rows: Rows,
     ) -> Result<(), DeviceError> {
         output.written();
-        let (width, num_rows) = (input.width as u32, self.num_rows(rows));
-        kernels::rms_norm(&mut self.encoder, &self.plan, &input.values, weight, &output.values, width, eps, num_rows)
+        let (width, num_rows, accumulate) = (input.width as u32, self.num_rows(rows), write == Write::Accumulate);
+        let (plan, input, output) = (&self.plan, &input.values, &output.values);
+        kernels::rms_norm(&mut self.encoder, plan, input, weight, output, width, eps, num_rows, accumulate)
     }
 
     fn linear(
@@ -192,7 +197,7 @@ impl Ops for WgpuOps {
         let accumulate = write == Write::Accumulate;
         let encoder = &mut self.encoder;
         match &input.rounded {
-            Some(rounded) if matrix.format.has_scales() => {
+            Some(rounded) if matrix.has_codes() => {
                 if !rounded.fresh.replace(true) {
                     let num_blocks = num_rows * matrix.num_blocks();
                     let (codes, scales) = (&rounded.codes, &rounded.block_scales);
@@ -205,40 +210,50 @@ impl Ops for WgpuOps {
         }
     }
 
-    fn rotary_embedding(&mut self, values: &mut Buffer, num_heads: usize) -> Result<(), DeviceError> {
+    fn add_bias(&mut self, values: &mut Buffer, bias: &GpuBuffer) -> Result<(), DeviceError> {
         values.written();
-        let head_dim = (values.width / num_heads) as u32;
-        let num_rows = self.num_rows(Rows::Step);
-        kernels::rotary_embedding(
-            &mut self.encoder,
-            &self.plan,
-            &self.inputs.rotations,
-            &values.values,
-            num_heads as u32,
-            head_dim,
-            self.rotary.num_pairs() as u32,
-            self.pair_stride,
-            num_rows,
-        )
+        let (width, num_rows) = (values.width as u32, self.num_rows(Rows::Step));
+        kernels::add_bias(&mut self.encoder, &self.plan, bias, &values.values, width, num_rows)
     }
 
-    fn reshape_and_cache(&mut self, layer: usize, key: &Buffer, value: &Buffer) -> Result<(), DeviceError> {
+    fn rotate_and_cache(
+        &mut self,
+        layer: usize,
+        attention: &Attention,
+        qkv: &Buffer,
+        norms: Option<(&GpuBuffer, f32)>,
+        query: &mut Buffer,
+    ) -> Result<(), DeviceError> {
+        query.written();
+        let num_pairs = attention.rotary.map_or(0, |table| self.rotaries[table].num_pairs() as u32);
+        let turn = Turn {
+            rotations: &self.inputs.rotations[attention.rotary.unwrap_or(0)],
+            num_pairs,
+            pair_stride: if self.pair_order == PairOrder::Neighbours { 1 } else { num_pairs },
+            norms,
+        };
         let cache = &self.cache[layer];
-        let num_rows = self.num_rows(Rows::Step);
-        kernels::reshape_and_cache(
+        kernels::rotate_and_cache(
             &mut self.encoder,
             &self.plan,
-            &key.values,
-            &value.values,
+            turn,
+            &qkv.values,
             &self.inputs.slot_mapping,
+            &query.values,
             &cache.key,
             &cache.value,
             &self.layout,
-            num_rows,
+            self.input.num_rows() as u32,
         )
     }
 
-    fn paged_attention(&mut self, layer: usize, query: &Buffer, output: &mut Buffer) -> Result<(), DeviceError> {
+    fn paged_attention(
+        &mut self,
+        layer: usize,
+        attention: &Attention,
+        query: &Buffer,
+        output: &mut Buffer,
+    ) -> Result<(), DeviceError> {
         output.written();
         let cache = &self.cache[layer];
         let (inputs, shape) = (&self.inputs, &self.shape);
@@ -254,6 +269,7 @@ impl Ops for WgpuOps {
                 &inputs.splits,
                 &self.partials,
                 &self.layout,
+                attention,
                 shape.block_table_stride,
                 shape.num_splits,
                 shape.decode_context,
@@ -280,6 +296,7 @@ impl Ops for WgpuOps {
                 &inputs.tiles,
                 &output.values,
                 &self.layout,
+                attention,
                 shape.block_table_stride,
                 shape.num_tiles,
                 shape.prefill_pairs,
@@ -288,10 +305,22 @@ impl Ops for WgpuOps {
         Ok(())
     }
 
-    fn silu_and_mul(&mut self, gate: &mut Buffer, up: &Buffer) -> Result<(), DeviceError> {
-        gate.written();
-        let count = self.num_rows(Rows::Step) * gate.width as u32;
-        kernels::silu_and_mul(&mut self.encoder, &self.plan, &gate.values, &up.values, count)
+    fn act_and_mul(
+        &mut self,
+        gate_up: &Buffer,
+        activation: Activation,
+        output: &mut Buffer,
+    ) -> Result<(), DeviceError> {
+        output.written();
+        let (width, num_rows) = (output.width as u32, self.num_rows(Rows::Step));
+        let (gate_up, output) = (&gate_up.values, &output.values);
+        kernels::act_and_mul(&mut self.encoder, &self.plan, activation, gate_up, output, width, num_rows)
+    }
+
+    fn soft_cap(&mut self, logits: &mut Buffer, cap: f32) -> Result<(), DeviceError> {
+        logits.written();
+        let count = self.num_rows(Rows::Logits) * logits.width as u32;
+        kernels::soft_cap(&mut self.encoder, &self.plan, &logits.values, cap, count)
     }
 
     fn gather_rows(&mut self, input: &Buffer, output: &mut Buffer) -> Result<(), DeviceError> {

@@ -24,8 +24,8 @@ pub struct StepLimits {
 pub(super) struct StepInputs {
     pub(super) token_ids: GpuBuffer,
     pub(super) slot_mapping: GpuBuffer,
-    /// (cos, sin) by row and pair.
-    pub(super) rotations: GpuBuffer,
+    /// Of each table: (cos, sin) by row and pair.
+    pub(super) rotations: Vec<GpuBuffer>,
     /// By sequence, padded to the longest.
     pub(super) block_tables: GpuBuffer,
     pub(super) context_lens: GpuBuffer,
@@ -57,17 +57,21 @@ impl StepInputs {
         gpu: &Gpu,
         plan: &Plan,
         layout: &KvLayout,
-        num_pairs: usize,
+        rotaries: &[Rotary],
         limits: StepLimits,
         max_splits: u64,
     ) -> Result<Self, DeviceError> {
         let (rows, sequences) = (limits.max_rows as u64, limits.max_sequences as u64);
         let blocks_per_sequence = limits.max_model_len.div_ceil(layout.block_size) as u64;
         let max_tiles = rows / u64::from(plan.query_tile) + sequences + 1;
+        let mut rotations = Vec::with_capacity(rotaries.len());
+        for rotary in rotaries {
+            rotations.push(gpu.allocate("rotary table", rows * rotary.num_pairs() as u64 * 8)?);
+        }
         Ok(Self {
             token_ids: gpu.allocate("token ids", rows * 4)?,
             slot_mapping: gpu.allocate("slot mapping", rows * 4)?,
-            rotations: gpu.allocate("rotary table", rows * num_pairs as u64 * 8)?,
+            rotations,
             block_tables: gpu.allocate("block tables", sequences * blocks_per_sequence * 4)?,
             context_lens: gpu.allocate("context lengths", sequences * 4)?,
             splits: gpu.allocate("splits", max_splits * 8)?,
@@ -84,12 +88,14 @@ impl StepInputs {
         gpu: &Gpu,
         encoder: &mut Encoder,
         plan: &Plan,
-        rotary: &Rotary,
+        rotaries: &[Rotary],
         input: &ModelInput,
     ) -> Result<StepShape, DeviceError> {
         gpu.write(&self.token_ids, 0, bytemuck::cast_slice(&input.token_ids));
         gpu.write(&self.slot_mapping, 0, bytemuck::cast_slice(&input.slot_mapping));
-        gpu.write(&self.rotations, 0, bytemuck::cast_slice(&rotary.table(&input.positions)));
+        for (rotary, buffer) in rotaries.iter().zip(&self.rotations) {
+            gpu.write(buffer, 0, bytemuck::cast_slice(&rotary.table(&input.positions)));
+        }
         let logits_rows: Vec<u32> = input.selections.iter().map(|selection| selection.row as u32).collect();
         gpu.write(&self.logits_rows, 0, bytemuck::cast_slice(&logits_rows));
         let tables = Tables::of(plan, input);

@@ -1,0 +1,38 @@
+{# Included by kernels that read weights: what lies beside a block's lower four bits. Binds `scales` and `params` of the
+   including shader; the layout is engine/src/kernels/repack.rs's. #}
+{% set SCALE_WORDS = {"f32": 0, "f16": 0, "bf16": 0, "q4": 1, "q5": 2, "q8": 1, "q4k": 1, "q5k": 2, "q6k": 3}[FORMAT] %}
+{% if SCALE_WORDS > 0 %}
+fn scale_word(index: u32, word: u32) -> u32 {
+    return scales[index * {{ SCALE_WORDS }}u + word];
+}
+{% endif %}
+{% if FORMAT in ["q5", "q5k"] %}
+// The fifth bits of sixteen codes, in place to be joined with the lower four.
+fn fifth_bits(bits: u32, first: u32) -> vec4<u32> {
+    let shifted = vec4<u32>(bits >> first) >> vec4<u32>(0u, 1u, 2u, 3u);
+    return (shifted & vec4<u32>(0x01010101u)) << vec4<u32>(4u);
+}
+{% endif %}
+{% if FORMAT == "q6k" %}
+// The upper two bits of sixteen codes, in place to be joined with the lower four.
+fn upper_pairs(bits: u32) -> vec4<u32> {
+    let shifted = vec4<u32>(bits) >> vec4<u32>(0u, 2u, 4u, 6u);
+    return (shifted & vec4<u32>(0x03030303u)) << vec4<u32>(4u);
+}
+{% endif %}
+{% if FORMAT in ["q4k", "q5k"] %}
+fn scale_bytes(word: u32) -> vec2<f32> {
+    return vec2<f32>(f32(word & 0xffu), f32(word >> 8u));
+}
+{% elif FORMAT == "q6k" %}
+fn scale_bytes(word: u32) -> vec2<f32> {
+    return vec2<f32>(f32(extractBits(i32(word), 0u, 8u)), f32(extractBits(i32(word), 8u, 8u)));
+}
+{% endif %}
+{% if FORMAT in ["q4k", "q5k", "q6k"] %}
+// What a row's scales are in units of, for eight blocks: they lie behind all blocks' scale words.
+fn units_of(block: u32, row: u32) -> vec2<f32> {
+    let first = params.num_blocks * params.num_rows * {{ SCALE_WORDS }}u;
+    return unpack2x16float(scales[first + (block / 8u) * params.num_rows + row]);
+}
+{% endif %}
