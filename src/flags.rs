@@ -8,8 +8,9 @@ use serde::{Deserialize, Serialize};
 /// Flags of the engine. Absent ones leave what the file or the environment says.
 #[derive(Args, Clone, Debug, Default, Serialize)]
 pub struct EngineFlags {
-    /// GGUF file; without it, the default model (fetched when it is not there).
-    #[arg(long, value_name = "FILE")]
+    /// GGUF file, directory as Hugging Face lays it out, or hf:ORGANISATION/REPOSITORY[/FILE][@REVISION]; without it, the
+    /// default model. What is not there is fetched.
+    #[arg(long, value_name = "MODEL")]
     #[serde(skip_serializing_if = "Option::is_none")]
     model: Option<PathBuf>,
     /// auto, cpu, an adapter of `pagoda devices` such as vulkan:0, or sim:PROFILE (a name or a TOML file). [default: auto]
@@ -48,6 +49,10 @@ pub struct EngineFlags {
     #[arg(long, value_enum)]
     #[serde(skip_serializing_if = "Option::is_none")]
     activations: Option<ActivationsFlag>,
+    /// Round floating-point weights when they are loaded: q8_0 or q4_0. [default: as they are]
+    #[arg(long, value_enum, value_name = "TYPE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    quantize: Option<QuantizeFlag>,
     /// Threads of the cpu device. [default: one a core]
     #[arg(long, value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -153,6 +158,21 @@ pub struct ServerFlags {
     #[arg(long, value_enum)]
     #[serde(skip_serializing_if = "Option::is_none")]
     log_format: Option<LogFormat>,
+}
+
+/// Spellings of what weights are rounded to.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
+pub enum QuantizeFlag {
+    /// A byte a value.
+    #[value(name = "q8_0")]
+    #[serde(rename = "q8_0")]
+    Q8,
+    /// Four bits a value.
+    #[value(name = "q4_0")]
+    #[serde(rename = "q4_0")]
+    Q4,
 }
 
 /// Spellings of the activations.

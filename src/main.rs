@@ -6,6 +6,7 @@ mod cache;
 mod devices;
 mod explain;
 mod flags;
+mod hub;
 mod logging;
 mod model;
 mod pull;
@@ -48,8 +49,8 @@ enum Command {
     Cache(Box<cache::CacheArgs>),
     /// List the devices that can run models, and what `auto` takes.
     Devices,
-    /// Fetch the default model and print its path.
-    Pull,
+    /// Fetch a model and print its path.
+    Pull(pull::PullArgs),
 }
 
 fn main() -> ExitCode {
@@ -64,7 +65,7 @@ fn main() -> ExitCode {
         Command::Explain(args) => explain::explain(args),
         Command::Cache(args) => cache::cache(*args),
         Command::Devices => devices::devices(),
-        Command::Pull => pull::pull(),
+        Command::Pull(args) => pull::pull(&args),
     };
     match result {
         Ok(code) => code,

@@ -11,6 +11,7 @@ use engine::model_file::ModelFile;
 use engine::sim::SimProfile;
 use engine::tokenizer::Tokenizer;
 
+use crate::hub::HubModel;
 use crate::pull;
 use crate::settings::Settings;
 
@@ -32,17 +33,32 @@ pub fn start(settings: &Settings, tiers: Option<Arc<TieredStore>>) -> Result<Sta
     if let Some(profile) = settings.device.strip_prefix("sim:") {
         return start_sim(settings, SimProfile::load(profile)?, tiers);
     }
-    let path = match &settings.model {
-        Some(path) => path.clone(),
-        None => pull::default_model()?,
-    };
+    let (path, own_name) = find(settings.model.as_deref())?;
     let file = ModelFile::open(&path)?;
     let tokenizer = Arc::new(Tokenizer::of(&file)?);
     let chat_template = ChatTemplate::of(&file, &tokenizer)?;
-    let names = names(settings, served_name(&path));
+    let names = names(settings, own_name);
     let config = settings.engine(path, &names[0])?;
     let engine = engine_loop::spawn(config, file, Arc::clone(&tokenizer), tiers)?;
     Ok(StartedModel { engine, tokenizer, chat_template, names })
+}
+
+/// Where a model is, fetched where it is not there, and what it is served as.
+fn find(model: Option<&Path>) -> Result<(PathBuf, String)> {
+    let named = |path: PathBuf| {
+        let name = served_name(&path);
+        (path, name)
+    };
+    match model {
+        None => pull::default_model().map(named),
+        Some(path) => match path.to_str().and_then(HubModel::parse) {
+            Some(model) => {
+                let model = model?;
+                Ok((model.fetch()?, model.repository))
+            }
+            None => Ok(named(path.to_owned())),
+        },
+    }
 }
 
 fn start_sim(settings: &Settings, profile: SimProfile, tiers: Option<Arc<TieredStore>>) -> Result<StartedModel> {
@@ -69,6 +85,11 @@ fn names(settings: &Settings, own: String) -> Vec<String> {
 
 /// `SmolLM2-135M-Instruct.Q4_1.gguf` is served as `SmolLM2-135M-Instruct`: the storage type is no part of the name.
 fn served_name(path: &Path) -> String {
+    // A directory has its own name, dots and all.
+    if path.is_dir() {
+        let name = path.canonicalize().ok().and_then(|path| path.file_name().map(PathBuf::from));
+        return name.map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned());
+    }
     let stem = path.file_stem().map_or_else(|| PathBuf::from("model"), PathBuf::from);
     let text = stem.to_string_lossy().into_owned();
     match text.rsplit_once('.') {

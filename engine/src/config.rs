@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::kernels::Activations;
+use crate::model_file::Quantize;
 
 /// What an engine is started with.
 #[derive(Clone, Debug)]
@@ -33,6 +34,8 @@ pub struct EngineConfig {
     pub served_model_name: String,
     /// Directory for hashes of model files.
     pub fingerprint_cache: Option<PathBuf>,
+    /// What floating-point weights are rounded to when they are loaded.
+    pub quantize: Option<Quantize>,
     /// Activations of matrix products on a GPU; `None` is the plan's choice.
     pub activations: Option<Activations>,
 }
@@ -58,6 +61,7 @@ impl EngineConfig {
             gpu_memory_utilization: None,
             served_model_name: "model".to_owned(),
             fingerprint_cache: None,
+            quantize: None,
             activations: None,
         }
     }

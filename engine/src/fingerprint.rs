@@ -3,23 +3,25 @@
 //! Called by the engine's thread once the model is loaded. Hashing reads the whole file, so the weights' hash is kept in a
 //! directory, by the file's path, size and time of change.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use protocol::ModelFingerprint;
 use protocol::fingerprint::FingerprintParts;
 
+use crate::config::EngineConfig;
 use crate::kv::BLOCK_SIZE;
 use crate::model_file::ModelFile;
 use crate::sizes::Sizes;
 
-/// The fingerprint of a file; the weights' hash is read from and written to `cache`, where there is one.
-pub fn of_model(file: &ModelFile, sizes: &Sizes, cache: Option<&Path>) -> ModelFingerprint {
+/// The fingerprint of a file under these settings; the weights' hash is read from and written to the directory that they
+/// name, where they name one.
+pub fn of_model(file: &ModelFile, sizes: &Sizes, config: &EngineConfig) -> ModelFingerprint {
     let model = &sizes.model;
     ModelFingerprint::of(&FingerprintParts {
-        weights: weights(file, cache),
+        weights: weights(file, config.fingerprint_cache.as_deref()),
         // Whatever the configuration says changes what is computed of the same weights.
-        architecture: &format!("{model:?}"),
+        architecture: &format!("{model:?} {:?}", config.quantize),
         kv_dtype: "f16",
         num_layers: model.num_layers,
         num_kv_heads: model.num_kv_heads,
@@ -29,7 +31,7 @@ pub fn of_model(file: &ModelFile, sizes: &Sizes, cache: Option<&Path>) -> ModelF
 }
 
 fn weights(file: &ModelFile, cache: Option<&Path>) -> [u8; 32] {
-    let Some((cache, state)) = cache.zip(state(file.path())) else { return file.hash_tensors() };
+    let Some((cache, state)) = cache.zip(state(file.files())) else { return file.hash_tensors() };
     let entry = cache.join(blake3::hash(file.path().as_os_str().as_encoded_bytes()).to_hex().as_str());
     if let Some(hash) = read(&entry, &state) {
         return hash;
@@ -43,11 +45,14 @@ fn weights(file: &ModelFile, cache: Option<&Path>) -> [u8; 32] {
     hash
 }
 
-/// What tells a changed file apart: its size and time of change.
-fn state(path: &Path) -> Option<String> {
-    let metadata = path.metadata().ok()?;
-    let changed = metadata.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
-    Some(format!("{} {}", metadata.len(), changed.as_nanos()))
+/// What tells changed files apart: their sizes and times of change.
+fn state(files: &[PathBuf]) -> Option<String> {
+    let of = |path: &PathBuf| {
+        let metadata = path.metadata().ok()?;
+        let changed = metadata.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
+        Some(format!("{} {}", metadata.len(), changed.as_nanos()))
+    };
+    files.iter().map(of).collect::<Option<Vec<_>>>().map(|states| states.join(" "))
 }
 
 fn read(entry: &Path, state: &str) -> Option<[u8; 32]> {

@@ -133,8 +133,8 @@ impl<O: Ops> ModelRunner<O> {
     ) -> Result<Self, LoadError> {
         let model_config = sizes.model.clone();
         // The warm-up's chunk has two tokens.
-        let (rows, logits_rows) = (config.max_num_batched_tokens.max(2), max_logits_rows(config));
-        let model = Decoder::load(&mut ops, file, model_config, rows, logits_rows, progress)?;
+        let rows = (config.max_num_batched_tokens.max(2), max_logits_rows(config));
+        let model = Decoder::load(&mut ops, file, model_config, config.quantize, rows, progress)?;
         let mut runner = Self { ops, model, payload_bytes: sizes.layout.payload_bytes() };
         runner.warm_up()?;
         Ok(runner)

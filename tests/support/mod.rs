@@ -6,6 +6,7 @@ pub mod driver;
 pub mod gguf_writer;
 pub mod route;
 pub mod server;
+pub mod tiny_directory;
 pub mod tiny_model;
 
 use std::path::PathBuf;
@@ -20,6 +21,15 @@ pub fn default_model() -> PathBuf {
     let output = Command::new(env!("CARGO_BIN_EXE_pagoda")).arg("pull").output().unwrap();
     assert!(output.status.success(), "pagoda pull: {}", String::from_utf8_lossy(&output.stderr));
     PathBuf::from(String::from_utf8(output.stdout).unwrap().trim())
+}
+
+/// Gemma-3-270M's file, brought by `tests/golden/fetch-gemma3`.
+pub fn gemma3() -> PathBuf {
+    let default = || PathBuf::from(std::env::var_os("HOME").unwrap()).join(".cache/pagoda/models");
+    let directory = std::env::var_os("PAGODA_MODELS").map_or_else(default, PathBuf::from);
+    let path = directory.join("gemma-3-270m.Q4_K_M.gguf");
+    assert!(path.is_file(), "{} is not there: run tests/golden/fetch-gemma3", path.display());
+    path
 }
 
 /// The name of the software Vulkan adapter; `None`, with a line that is counted, where there is none. Under

@@ -80,6 +80,16 @@ impl Tiny {
         gguf(&metadata, &tensors)
     }
 
+    /// The same model in two parts.
+    pub fn split(&self) -> (Vec<u8>, Vec<u8>) {
+        let mut tensors = self.tensors();
+        let second = tensors.split_off(tensors.len() / 2);
+        let mut metadata = self.metadata();
+        metadata.extend([("split.count", Meta::U32(2)), ("split.no", Meta::U32(0))]);
+        let numbers = [("split.count", Meta::U32(2)), ("split.no", Meta::U32(1))];
+        (gguf(&metadata, &tensors), gguf(&numbers, &second))
+    }
+
     fn metadata(&self) -> Vec<(&'static str, Meta)> {
         vec![
             ("general.architecture", Meta::Str(self.architecture)),

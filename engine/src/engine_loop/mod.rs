@@ -188,7 +188,7 @@ pub fn spawn(
         };
         match model_runner::load(opened, &file, &sizes, &config, &mut progress) {
             Ok(loaded) => {
-                fingerprint.get_or_init(|| fingerprint::of_model(&file, &sizes, config.fingerprint_cache.as_deref()));
+                fingerprint.get_or_init(|| fingerprint::of_model(&file, &sizes, &config));
                 guard.0.send_replace(EngineState::Ready(loaded.device));
                 block_on(engine_loop.run(loaded.runner, receiver, &guard.0), &guard.0);
             }

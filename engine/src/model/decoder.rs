@@ -7,7 +7,7 @@
 use super::config::ModelConfig;
 use super::loader::Loader;
 use crate::error::LoadError;
-use crate::model_file::ModelFile;
+use crate::model_file::{ModelFile, Quantize};
 use crate::ops::{Attention, DeviceError, Ops, Rows, Write};
 
 /// One transformer block's weights.
@@ -61,7 +61,7 @@ pub struct Decoder<O: Ops> {
 }
 
 impl<O: Ops> Decoder<O> {
-    /// Loads all weights onto the device, layer by layer; `progress` hears (tensors loaded, tensors in all).
+    /// Loads all weights onto the device, layer by layer, floating-point matrices rounded where asked for; `progress` hears (tensors loaded, tensors in all).
     ///
     /// # Errors
     /// When a tensor is missing, misshapen or of an unsupported type, or the device refuses it.
@@ -69,11 +69,11 @@ impl<O: Ops> Decoder<O> {
         ops: &mut O,
         file: &ModelFile,
         config: ModelConfig,
-        max_rows: usize,
-        max_logits_rows: usize,
+        quantize: Option<Quantize>,
+        (max_rows, max_logits_rows): (usize, usize),
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, LoadError> {
-        let mut loader = Loader::new(ops, file, config.norm_offset, progress);
+        let mut loader = Loader::new(ops, file, config.norm_offset, quantize, progress);
         let hidden = config.hidden_size;
         let token_embd = loader.matrix(&[("token_embd.weight", config.vocab_size)], hidden)?;
         let mut layers = Vec::with_capacity(config.num_layers.min(file.tensor_names().count()));

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use super::{ROPE_FACTORS, ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT};
 use crate::error::LoadError;
-use crate::model_file::{ModelFile, Tensor};
+use crate::model_file::{ModelFile, Quantize, Tensor};
 use crate::ops::{DeviceError, Ops};
 
 /// A part of a matrix that is stacked from several tensors: name and rows.
@@ -17,7 +17,9 @@ pub(super) struct Loader<'a, O: Ops> {
     pub(super) ops: &'a mut O,
     pub(super) file: &'a ModelFile,
     /// Added to the weights of norms.
-    pub(super) norm_offset: f32,
+    norm_offset: f32,
+    /// What floating-point matrices are rounded to.
+    quantize: Option<Quantize>,
     loaded: BTreeSet<String>,
     total: usize,
     progress: &'a mut dyn FnMut(usize, usize),
@@ -29,17 +31,28 @@ impl<'a, O: Ops> Loader<'a, O> {
         ops: &'a mut O,
         file: &'a ModelFile,
         norm_offset: f32,
+        quantize: Option<Quantize>,
         progress: &'a mut dyn FnMut(usize, usize),
     ) -> Self {
         let total = file.tensor_names().count();
-        Self { ops, file, norm_offset, loaded: BTreeSet::new(), total, progress }
+        Self { ops, file, norm_offset, quantize, loaded: BTreeSet::new(), total, progress }
     }
 
     /// A matrix of one tensor, or of several one below the other.
     pub(super) fn matrix(&mut self, parts: &[Part<'_>], columns: usize) -> Result<O::Matrix, LoadError> {
         let mut tensors: Vec<Tensor> = Vec::with_capacity(parts.len());
         for &(name, rows) in parts {
-            tensors.push(self.file.tensor(name, rows, columns)?);
+            let tensor = self.file.tensor(name, rows, columns)?;
+            if let Some(row) = tensor.first_broken_row() {
+                return Err(self
+                    .file
+                    .tensor_error(name, format!("has a scale in row {row} that is no finite number"))
+                    .into());
+            }
+            tensors.push(match self.quantize {
+                Some(quantize) => quantize.apply(tensor),
+                None => tensor,
+            });
         }
         let names = parts.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
         let matrix = self.ops.matrix(&tensors).map_err(|source| LoadError::Tensor { name: names, source })?;

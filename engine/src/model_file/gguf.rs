@@ -18,7 +18,7 @@ use super::{Metadata, ModelFile, ModelFileError, Origin, RawTensor, map_file};
 /// When a file cannot be mapped, its header is malformed, or a part is missing or another's.
 pub(super) fn open(path: &Path) -> Result<ModelFile, ModelFileError> {
     let (map, metadata, mut tensors) = open_part(path, 0)?;
-    let mut maps = vec![map];
+    let (mut maps, mut files) = (vec![map], vec![path.to_owned()]);
     let num_parts = number(&metadata, "split.count").unwrap_or(1);
     if num_parts > 1 {
         let malformed = |reason: String| ModelFileError::Malformed { path: path.to_owned(), reason };
@@ -35,6 +35,7 @@ pub(super) fn open(path: &Path) -> Result<ModelFile, ModelFileError> {
                 return Err(ModelFileError::Malformed { path: part, reason });
             }
             maps.push(map);
+            files.push(part.clone());
             for (name, raw) in more {
                 if tensors.contains_key(&name) {
                     let reason = format!("tensor `{name}` is in an earlier part too");
@@ -44,7 +45,7 @@ pub(super) fn open(path: &Path) -> Result<ModelFile, ModelFileError> {
             }
         }
     }
-    Ok(ModelFile { path: path.to_owned(), maps, metadata, tensors, origin: Origin::Gguf })
+    Ok(ModelFile { path: path.to_owned(), maps, files, metadata, tensors, origin: Origin::Gguf })
 }
 
 /// More parts than any model has.

@@ -8,6 +8,7 @@ mod cursor;
 mod gguf;
 mod huggingface;
 mod metadata;
+mod quantize;
 mod storage;
 mod tensor;
 
@@ -18,6 +19,7 @@ use std::sync::Arc;
 use memmap2::Mmap;
 
 pub use metadata::{Array, Metadata, Value};
+pub use quantize::Quantize;
 pub use storage::{BLOCK_LEN, IQ4_NL_VALUES, StorageType, dequantize_row, five_bits, k_quants, nibbles};
 pub use tensor::Tensor;
 
@@ -67,6 +69,8 @@ pub enum ModelFileError {
 pub struct ModelFile {
     path: PathBuf,
     maps: Vec<Arc<Mmap>>,
+    /// The files of the maps.
+    files: Vec<PathBuf>,
     metadata: Metadata,
     tensors: BTreeMap<String, RawTensor>,
     origin: Origin,
@@ -117,6 +121,11 @@ impl ModelFile {
     /// The file's or directory's path.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The files that hold the weights.
+    pub fn files(&self) -> &[PathBuf] {
+        &self.files
     }
 
     /// Bytes of the files.

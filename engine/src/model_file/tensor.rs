@@ -1,11 +1,13 @@
-//! One tensor of a model file: its shape and its bytes, still in the memory map.
+//! One tensor of a model: its shape and its bytes, still in the memory map, or rounded when it was loaded.
 //!
 //! The `cpu` ops read rows from it in place; the `wgpu` ops repack it for upload.
 
 use std::ops::Range;
 use std::sync::Arc;
 
+use half::f16;
 use memmap2::Mmap;
+use rayon::prelude::*;
 
 use super::{StorageType, dequantize_row};
 
@@ -20,8 +22,13 @@ pub struct Tensor {
     pub rows: usize,
     /// Values a row.
     pub columns: usize,
-    map: Arc<Mmap>,
-    range: Range<usize>,
+    bytes: Bytes,
+}
+
+#[derive(Clone, Debug)]
+enum Bytes {
+    Mapped(Arc<Mmap>, Range<usize>),
+    Owned(Arc<[u8]>),
 }
 
 impl Tensor {
@@ -33,17 +40,24 @@ impl Tensor {
         map: Arc<Mmap>,
         range: Range<usize>,
     ) -> Self {
-        Self { name: name.to_owned(), storage, rows, columns, map, range }
+        Self { name: name.to_owned(), storage, rows, columns, bytes: Bytes::Mapped(map, range) }
+    }
+
+    pub(super) fn owned(name: &str, storage: StorageType, rows: usize, columns: usize, bytes: Vec<u8>) -> Self {
+        Self { name: name.to_owned(), storage, rows, columns, bytes: Bytes::Owned(bytes.into()) }
     }
 
     /// All bytes.
     pub fn bytes(&self) -> &[u8] {
-        &self.map[self.range.clone()]
+        match &self.bytes {
+            Bytes::Mapped(map, range) => &map[range.clone()],
+            Bytes::Owned(bytes) => bytes,
+        }
     }
 
     /// Bytes of one row.
     pub fn row_bytes(&self) -> usize {
-        self.range.len() / self.rows
+        self.bytes().len() / self.rows
     }
 
     /// The stored bytes of row `index`.
@@ -58,5 +72,17 @@ impl Tensor {
             dequantize_row(self.storage, self.row(index), row);
         }
         out
+    }
+
+    /// The first row with a scale that is no finite number, which would make all of its block so.
+    pub fn first_broken_row(&self) -> Option<usize> {
+        let scales = self.storage.scale_offsets();
+        if scales.is_empty() {
+            return None;
+        }
+        let is_broken =
+            |block: &[u8]| scales.iter().any(|&at| !f16::from_le_bytes([block[at], block[at + 1]]).is_finite());
+        let rows = self.bytes().par_chunks_exact(self.row_bytes());
+        rows.position_first(|row| row.chunks_exact(self.storage.block_bytes()).any(is_broken))
     }
 }

@@ -31,8 +31,9 @@ pub(super) fn open(directory: &Path) -> Result<ModelFile, ModelFileError> {
     let json = read(&tokenizer)?.ok_or_else(|| missing(&tokenizer))?;
     let tied = config.get("tie_word_embeddings").and_then(Json::as_bool).unwrap_or(false);
     let (mut maps, mut tensors) = (Vec::new(), BTreeMap::new());
-    for path in weight_files(directory)? {
-        let map = map_file(&path)?;
+    let files = weight_files(directory)?;
+    for path in &files {
+        let map = map_file(path)?;
         let bad = |reason: String| ModelFileError::Malformed { path: path.clone(), reason };
         for (name, mut raw) in parse(&map).map_err(bad)? {
             raw.map = maps.len();
@@ -50,7 +51,14 @@ pub(super) fn open(directory: &Path) -> Result<ModelFile, ModelFileError> {
         }
         maps.push(map);
     }
-    Ok(ModelFile { path: directory.to_owned(), maps, metadata, tensors, origin: Origin::HuggingFace(json.into()) })
+    Ok(ModelFile {
+        path: directory.to_owned(),
+        maps,
+        files,
+        metadata,
+        tensors,
+        origin: Origin::HuggingFace(json.into()),
+    })
 }
 
 fn missing(path: &Path) -> ModelFileError {

@@ -94,6 +94,16 @@ impl StorageType {
         columns.is_multiple_of(self.block_len()).then(|| columns / self.block_len() * self.block_bytes())
     }
 
+    /// Where the f16 scales of a block lie in it.
+    pub fn scale_offsets(self) -> &'static [usize] {
+        match self {
+            Self::F32 | Self::F16 | Self::BF16 => &[],
+            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 | Self::IQ4_NL => &[0],
+            Self::Q4_1 | Self::Q5_1 | Self::Q4_K | Self::Q5_K => &[0, 2],
+            Self::Q6_K => &[208],
+        }
+    }
+
     /// Whether values are floating-point numbers as they are.
     pub fn is_float(self) -> bool {
         self.block_len() == 1
