@@ -125,9 +125,6 @@ fn scaled(codes: &[u8; SUPER_LEN], block: &[u8], out: &mut [f32; SUPER_LEN]) {
     let [d, least] = group_units(block).map(f16::to_f32);
     let groups = codes.as_chunks::<32>().0.iter().zip(out.as_chunks_mut::<32>().0);
     for ((codes, out), [scale, minimum]) in groups.zip(group_scales(block)) {
-        let (scale, minimum) = (d * f32::from(scale), -(least * f32::from(minimum)));
-        for i in 0..32 {
-            out[i] = f32::from(codes[i]).mul_add(scale, minimum);
-        }
+        super::blocks::affine(codes, d * f32::from(scale), -(least * f32::from(minimum)), out);
     }
 }

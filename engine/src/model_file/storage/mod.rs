@@ -4,11 +4,13 @@
 //! layouts are GGML's: 32 values share an f16 scale, and an f16 minimum where the type has one; the K types group such
 //! blocks (`k_quants`).
 
+mod blocks;
 pub mod k_quants;
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
+pub use blocks::{five_bits, nibbles};
 use k_quants::SUPER_LEN;
 
 /// Values that share a scale in most quantised types, and the granularity of the device formats.
@@ -157,57 +159,15 @@ pub fn dequantize_row(storage: StorageType, bytes: &[u8], out: &mut [f32]) {
                 *out = f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16);
             }
         }
-        StorageType::Q4_0 => {
-            each_block::<18, 1>(bytes, out, |block, out, [d]| {
-                let codes = nibbles(block.last_chunk().unwrap_or(&[0; 16]));
-                for i in 0..BLOCK_LEN {
-                    out[i] = f32::from(codes[i]).mul_add(d, -8.0 * d);
-                }
-            });
-        }
-        StorageType::Q4_1 => {
-            each_block::<20, 2>(bytes, out, |block, out, [d, m]| {
-                let codes = nibbles(block.last_chunk().unwrap_or(&[0; 16]));
-                for i in 0..BLOCK_LEN {
-                    out[i] = f32::from(codes[i]).mul_add(d, m);
-                }
-            });
-        }
-        StorageType::Q5_0 => {
-            each_block::<22, 1>(bytes, out, |block, out, [d]| {
-                let codes = five_bits(block.last_chunk().unwrap_or(&[0; 20]));
-                for i in 0..BLOCK_LEN {
-                    out[i] = f32::from(codes[i]).mul_add(d, -16.0 * d);
-                }
-            });
-        }
-        StorageType::Q5_1 => {
-            each_block::<24, 2>(bytes, out, |block, out, [d, m]| {
-                let codes = five_bits(block.last_chunk().unwrap_or(&[0; 20]));
-                for i in 0..BLOCK_LEN {
-                    out[i] = f32::from(codes[i]).mul_add(d, m);
-                }
-            });
-        }
-        StorageType::IQ4_NL => {
-            each_block::<18, 1>(bytes, out, |block, out, [d]| {
-                let codes = nibbles(block.last_chunk().unwrap_or(&[0; 16]));
-                for i in 0..BLOCK_LEN {
-                    out[i] = f32::from(IQ4_NL_VALUES[usize::from(codes[i])]) * d;
-                }
-            });
-        }
+        StorageType::Q4_0 => each_block::<18, 1, blocks::Q40>(bytes, out),
+        StorageType::Q4_1 => each_block::<20, 2, blocks::Q41>(bytes, out),
+        StorageType::Q5_0 => each_block::<22, 1, blocks::Q50>(bytes, out),
+        StorageType::Q5_1 => each_block::<24, 2, blocks::Q51>(bytes, out),
+        StorageType::Q8_0 => each_block::<34, 1, blocks::Q80>(bytes, out),
+        StorageType::IQ4_NL => each_block::<18, 1, blocks::IQ4NL>(bytes, out),
         StorageType::Q4_K => k_quants::dequantize_q4_k(bytes, out),
         StorageType::Q5_K => k_quants::dequantize_q5_k(bytes, out),
         StorageType::Q6_K => k_quants::dequantize_q6_k(bytes, out),
-        StorageType::Q8_0 => {
-            each_block::<34, 1>(bytes, out, |block, out, [d]| {
-                let codes: &[u8; BLOCK_LEN] = block.last_chunk().unwrap_or(&[0; BLOCK_LEN]);
-                for i in 0..BLOCK_LEN {
-                    out[i] = f32::from(codes[i] as i8) * d;
-                }
-            });
-        }
     }
 }
 
@@ -217,10 +177,9 @@ const SCALED_BLOCKS: usize = 32;
 
 /// Unpacks blocks of `BYTES` bytes that begin with `SCALES` f16 numbers.
 #[inline(always)]
-fn each_block<const BYTES: usize, const SCALES: usize>(
+fn each_block<const BYTES: usize, const SCALES: usize, B: blocks::Unpack<BYTES, SCALES>>(
     bytes: &[u8],
     out: &mut [f32],
-    unpack: impl Fn(&[u8; BYTES], &mut [f32; BLOCK_LEN], [f32; SCALES]),
 ) {
     let blocks = bytes.as_chunks::<BYTES>().0.chunks(SCALED_BLOCKS);
     for (blocks, out) in blocks.zip(out.as_chunks_mut::<BLOCK_LEN>().0.chunks_mut(SCALED_BLOCKS)) {
@@ -231,32 +190,9 @@ fn each_block<const BYTES: usize, const SCALES: usize>(
         let mut scales = [[0.0f32; SCALES]; SCALED_BLOCKS];
         halves.as_flattened().convert_to_f32_slice(scales.as_flattened_mut());
         for ((block, out), scales) in blocks.iter().zip(out).zip(scales) {
-            unpack(block, out, scales);
+            B::unpack(block, out, scales);
         }
     }
-}
-
-/// The codes of 20 bytes: four of fifth bits, value by value, then 16 of the lower four.
-#[inline(always)]
-pub fn five_bits(packed: &[u8; 20]) -> [u8; BLOCK_LEN] {
-    let high = u32::from_le_bytes([packed[0], packed[1], packed[2], packed[3]]);
-    let mut codes = nibbles(packed.last_chunk().unwrap_or(&[0; 16]));
-    for (i, code) in codes.iter_mut().enumerate() {
-        *code |= ((high >> i) as u8 & 1) << 4;
-    }
-    codes
-}
-
-/// The codes of 16 bytes: byte j holds value j in its low half and value j + 16 in its high half.
-#[inline(always)]
-pub fn nibbles(packed: &[u8; 16]) -> [u8; BLOCK_LEN] {
-    const LOW: u128 = u128::from_le_bytes([0x0f; 16]);
-    let packed = u128::from_le_bytes(*packed);
-    let mut codes = [0u8; BLOCK_LEN];
-    codes[..16].copy_from_slice(&(packed & LOW).to_le_bytes());
-    codes[16..].copy_from_slice(&((packed >> 4) & LOW).to_le_bytes());
-    // Through memory: seeing where the codes come from, the compiler gathers lanes across blocks, at twice the cost.
-    std::hint::black_box(codes)
 }
 
 #[cfg(test)]
