@@ -2,6 +2,7 @@
 //!
 //! This file is the command line; each subcommand is a file of its own.
 
+mod bench;
 mod cache;
 mod devices;
 mod explain;
@@ -47,6 +48,8 @@ enum Command {
     Explain(explain::ExplainArgs),
     /// Keep KV blocks on a disk for many engines, or look after a directory of them.
     Cache(Box<cache::CacheArgs>),
+    /// Measure how fast a model runs on a device.
+    Bench(bench::BenchArgs),
     /// List the devices that can run models, and what `auto` takes.
     Devices,
     /// Fetch a model and print its path.
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(*args),
         Command::Serve(args) => serve::serve(*args),
         Command::Route(args) => route::route(*args),
+        Command::Bench(args) => bench::bench(args),
         Command::Explain(args) => explain::explain(args),
         Command::Cache(args) => cache::cache(*args),
         Command::Devices => devices::devices(),

@@ -44,7 +44,7 @@ pub fn start(settings: &Settings, tiers: Option<Arc<TieredStore>>) -> Result<Sta
 }
 
 /// Where a model is, fetched where it is not there, and what it is served as.
-fn find(model: Option<&Path>) -> Result<(PathBuf, String)> {
+pub fn find(model: Option<&Path>) -> Result<(PathBuf, String)> {
     let named = |path: PathBuf| {
         let name = served_name(&path);
         (path, name)

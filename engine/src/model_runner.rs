@@ -12,10 +12,11 @@ use crate::batch::{Adjustment, Choice, Draw, ModelInput, Selected, Selection};
 use crate::config::EngineConfig;
 use crate::device::{self, Selected as Device};
 use crate::error::LoadError;
-use crate::kernels::{Gpu, Plan};
+use crate::kernels::{Gpu, KernelTimes, Plan};
 use crate::kv::{BLOCK_SIZE, BlockId, Load};
 use crate::model::Decoder;
 use crate::model_file::ModelFile;
+use crate::ops::ceiling::{self, Ceiling};
 use crate::ops::cpu::CpuOps;
 use crate::ops::rotary::Rotary;
 use crate::ops::wgpu::{StepLimits, WgpuOps};
@@ -63,6 +64,24 @@ pub trait StepRunner {
         false
     }
 
+    /// What the device gives at most, measured; `None` for a simulated one.
+    ///
+    /// # Errors
+    /// When the device fails; it is then of no more use.
+    fn ceiling(&mut self) -> Result<Option<Ceiling>, DeviceError> {
+        Ok(None)
+    }
+
+    /// Begins to time every kernel; whether the device can.
+    fn start_profile(&mut self) -> bool {
+        false
+    }
+
+    /// The times of all kernels since a profile began.
+    fn finish_profile(&mut self) -> KernelTimes {
+        KernelTimes::new()
+    }
+
     /// Kernels dispatched since the start.
     fn num_dispatches(&self) -> u64 {
         0
@@ -105,6 +124,18 @@ impl<R: StepRunner + ?Sized> StepRunner for Box<R> {
 
     fn refuses(&self) -> bool {
         (**self).refuses()
+    }
+
+    fn ceiling(&mut self) -> Result<Option<Ceiling>, DeviceError> {
+        (**self).ceiling()
+    }
+
+    fn start_profile(&mut self) -> bool {
+        (**self).start_profile()
+    }
+
+    fn finish_profile(&mut self) -> KernelTimes {
+        (**self).finish_profile()
     }
 
     fn num_dispatches(&self) -> u64 {
@@ -185,6 +216,18 @@ impl<O: Ops> StepRunner for ModelRunner<O> {
         NumericsClass::new(&self.ops.numerics())
     }
 
+    fn ceiling(&mut self) -> Result<Option<Ceiling>, DeviceError> {
+        ceiling::measure(&mut self.ops).map(Some)
+    }
+
+    fn start_profile(&mut self) -> bool {
+        self.ops.start_profile()
+    }
+
+    fn finish_profile(&mut self) -> KernelTimes {
+        self.ops.finish_profile()
+    }
+
     fn num_dispatches(&self) -> u64 {
         self.ops.num_dispatches()
     }
@@ -217,6 +260,10 @@ impl StepRunner for CpuRunner {
 
     fn numerics(&self) -> NumericsClass {
         self.0.numerics()
+    }
+
+    fn ceiling(&mut self) -> Result<Option<Ceiling>, DeviceError> {
+        rayon::scope(|_| self.0.ceiling())
     }
 
     fn memory_bytes(&self) -> u64 {

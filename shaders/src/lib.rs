@@ -59,7 +59,7 @@ macro_rules! catalogue {
 
 catalogue! {
     EMBEDDING "embedding" [Read, Read, Read, ReadWrite, Params] ["FORMAT", "WORKGROUP_SIZE"];
-    RMS_NORM "rms_norm" [Read, Read, ReadWrite, Params] ["WORKGROUP_SIZE"];
+    RMS_NORM "rms_norm" [Read, Read, ReadWrite, ReadWrite, ReadWrite, Params] ["QUANTIZE", "WORKGROUP_SIZE"];
     ROTATE_AND_CACHE "rotate_and_cache" [Read, Read, Read, Read, ReadWrite, ReadWrite, ReadWrite, Params]
         ["BLOCK_SIZE", "NORM", "WORKGROUP_SIZE"];
     ADD_BIAS "add_bias" [Read, ReadWrite, Params] ["WORKGROUP_SIZE"];
@@ -71,7 +71,8 @@ catalogue! {
     PAGED_ATTENTION_REDUCE "paged_attention_reduce" [Read, Read, ReadWrite, Params] ["HEAD_DIM", "WORKGROUP_SIZE"];
     PAGED_ATTENTION_PREFILL "paged_attention_prefill" [Read, Read, Read, Read, Read, Read, ReadWrite, Params]
         ["BLOCK_SIZE", "HEAD_DIM", "QUERY_TILE"];
-    ACT_AND_MUL "act_and_mul" [Read, ReadWrite, Params] ["ACTIVATION", "WORKGROUP_SIZE"];
+    ACT_AND_MUL "act_and_mul" [Read, ReadWrite, ReadWrite, ReadWrite, Params]
+        ["ACTIVATION", "QUANTIZE", "WORKGROUP_SIZE"];
     GATHER_ROWS "gather_rows" [Read, Read, ReadWrite, Params] ["WORKGROUP_SIZE"];
     MATMUL "matmul" [Read, Read, Read, ReadWrite, Params] ["FORMAT", "ROWS", "TOKENS", "WORKGROUP_SIZE"];
     QUANTIZE_ACTIVATIONS "quantize_activations" [Read, ReadWrite, ReadWrite, Params] ["WORKGROUP_SIZE"];
@@ -87,5 +88,6 @@ catalogue! {
 pub static INCLUDES: &[(&str, &str)] = &[
     ("dequantize.wgsl", include_str!("../wgsl/dequantize.wgsl")),
     ("scales.wgsl", include_str!("../wgsl/scales.wgsl")),
+    ("quantize.wgsl", include_str!("../wgsl/quantize.wgsl")),
     ("attend.wgsl", include_str!("../wgsl/attend.wgsl")),
 ];

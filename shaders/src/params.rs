@@ -41,7 +41,7 @@ params! {
     /// paged_attention_prefill
     PagedAttentionPrefill { num_heads: u32, num_kv_heads: u32, block_table_stride: u32, scale: f32, soft_cap: f32, window: u32; pad: [u32; 2] }
     /// act_and_mul
-    ActAndMul { count4: u32, width4: u32, row_width: u32; pad: u32 }
+    ActAndMul { num_blocks: u32, width_blocks: u32, row_width: u32; pad: u32 }
     /// gather_rows
     GatherRows { width4: u32; pad: [u32; 3] }
     /// matmul

@@ -3,7 +3,7 @@
 use crate::template::{Value, Variant};
 use crate::{
     ACT_AND_MUL, CATALOGUE, EMBEDDING, MATMUL, MATMUL_INT8, PAGED_ATTENTION_DECODE, PAGED_ATTENTION_PREFILL,
-    PAGED_ATTENTION_REDUCE, ROTATE_AND_CACHE, SAMPLE, TOKEN_LOGPROBS, TOP_K,
+    PAGED_ATTENTION_REDUCE, RMS_NORM, ROTATE_AND_CACHE, SAMPLE, TOKEN_LOGPROBS, TOP_K,
 };
 use Value::{Number, Word};
 
@@ -64,10 +64,20 @@ pub fn variants() -> Vec<Variant> {
                     Variant::new(&ROTATE_AND_CACHE, &values)
                 })
                 .to_vec(),
-            name if name == ACT_AND_MUL.name => ["silu", "gelu"]
-                .map(|activation| {
-                    let values = [("ACTIVATION", Word(activation)), ("WORKGROUP_SIZE", Number(64))];
+            name if name == ACT_AND_MUL.name => [("silu", 0), ("silu", 1), ("gelu", 0), ("gelu", 1)]
+                .map(|(activation, quantize)| {
+                    let values = [
+                        ("ACTIVATION", Word(activation)),
+                        ("QUANTIZE", Number(quantize)),
+                        ("WORKGROUP_SIZE", Number(64)),
+                    ];
                     Variant::new(&ACT_AND_MUL, &values)
+                })
+                .to_vec(),
+            name if name == RMS_NORM.name => [(0, 64), (1, 64)]
+                .map(|(quantize, workgroup_size)| {
+                    let values = [("QUANTIZE", Number(quantize)), ("WORKGROUP_SIZE", Number(workgroup_size))];
+                    Variant::new(&RMS_NORM, &values)
                 })
                 .to_vec(),
             name if [TOP_K.name, SAMPLE.name, TOKEN_LOGPROBS.name].contains(&name) => {

@@ -15,6 +15,7 @@ use bytemuck::Pod;
 use shaders::{Binding, Shader, Variant};
 
 use super::gpu::{Gpu, GpuBuffer};
+use super::profile::{KernelTimes, Profile};
 use crate::ops::DeviceError;
 
 /// A compiled pipeline.
@@ -22,6 +23,8 @@ use crate::ops::DeviceError;
 pub struct Kernel {
     id: usize,
     name: &'static str,
+    /// With the weights' format, for profiles.
+    title: String,
     pipeline: wgpu::ComputePipeline,
     layout: wgpu::BindGroupLayout,
 }
@@ -33,6 +36,9 @@ enum Recorded {
 }
 
 struct Dispatch {
+    /// Of the kernel, while a profile is taken.
+    title: Option<String>,
+    work: u64,
     pipeline: wgpu::ComputePipeline,
     bind_group: wgpu::BindGroup,
     params_offset: u32,
@@ -55,6 +61,8 @@ pub struct Encoder {
     gpu: Arc<Gpu>,
     kernels: HashMap<String, Kernel>,
     bind_groups: HashMap<(usize, Vec<u64>), wgpu::BindGroup>,
+    stubs: Option<[Arc<GpuBuffer>; 2]>,
+    profile: Option<Profile>,
     params: wgpu::Buffer,
     params_stride: u64,
     params_bytes: Vec<u8>,
@@ -78,6 +86,8 @@ impl Encoder {
             gpu,
             kernels: HashMap::new(),
             bind_groups: HashMap::new(),
+            stubs: None,
+            profile: None,
             params,
             params_stride,
             params_bytes: Vec::new(),
@@ -86,6 +96,20 @@ impl Encoder {
             work: 0,
             max_work,
         }
+    }
+
+    /// Two buffers for bindings that a variant does not use.
+    ///
+    /// # Errors
+    /// When the device has no memory for them.
+    pub fn stubs(&mut self) -> Result<[Arc<GpuBuffer>; 2], DeviceError> {
+        if let Some(stubs) = &self.stubs {
+            return Ok(stubs.clone());
+        }
+        let stub = || self.gpu.allocate("a stub", 16).map(Arc::new);
+        let stubs = [stub()?, stub()?];
+        self.stubs = Some(stubs.clone());
+        Ok(stubs)
     }
 
     /// The pipeline of a variant, compiled on first use.
@@ -136,7 +160,11 @@ impl Encoder {
             return Err(refused(error.to_string()));
         }
         self.gpu.check()?;
-        Ok(Kernel { id: self.kernels.len(), name: variant.shader.name, pipeline, layout })
+        let title = match variant.values.get("FORMAT") {
+            Some(shaders::Value::Word(format)) => format!("{} {format}", variant.shader.name),
+            _ => variant.shader.name.to_owned(),
+        };
+        Ok(Kernel { id: self.kernels.len(), name: variant.shader.name, title, pipeline, layout })
     }
 
     /// Records one dispatch: `buffers` in binding order, without the parameters, which come last. `work` is an estimate
@@ -164,7 +192,8 @@ impl Encoder {
         let params_offset = self.params_bytes.len() as u32;
         self.params_bytes.extend_from_slice(bytemuck::bytes_of(params));
         self.params_bytes.resize(params_offset as usize + self.params_stride as usize, 0);
-        let dispatch = Dispatch { pipeline: kernel.pipeline.clone(), bind_group, params_offset, grid };
+        let title = self.profile.is_some().then(|| kernel.title.clone());
+        let dispatch = Dispatch { title, work, pipeline: kernel.pipeline.clone(), bind_group, params_offset, grid };
         self.recorded.push(Recorded::Dispatch(dispatch));
         self.num_dispatches += 1;
         self.work += work;
@@ -184,6 +213,17 @@ impl Encoder {
     /// Forgets a buffer that is about to be replaced, which bind groups would keep alive.
     pub fn forget(&mut self, buffer: &GpuBuffer) {
         self.bind_groups.retain(|(_, buffers), _| !buffers.contains(&buffer.id));
+    }
+
+    /// Begins to time every kernel; whether the device can.
+    pub fn start_profile(&mut self) -> bool {
+        self.profile = Profile::start(&self.gpu);
+        self.profile.is_some()
+    }
+
+    /// Ends a profile: the times of all kernels since it began.
+    pub fn finish_profile(&mut self) -> KernelTimes {
+        self.profile.take().map(Profile::finish).unwrap_or_default()
     }
 
     /// Dispatches recorded since the start.
@@ -224,12 +264,22 @@ impl Encoder {
         self.gpu.queue.write_buffer(&self.params, 0, &self.params_bytes);
         let mut encoder =
             self.gpu.device.create_command_encoder(&wgpu::CommandEncoderDescriptor { label: Some("step") });
-        for run in self.recorded.chunk_by(|a, b| matches!((a, b), (Recorded::Dispatch(_), Recorded::Dispatch(_)))) {
+        let profile = &mut self.profile;
+        let is_dispatch = |recorded: &Recorded| matches!(recorded, Recorded::Dispatch(_));
+        // One pass for all, or one for each that is timed.
+        let together = |a: &Recorded, b: &Recorded| is_dispatch(a) && is_dispatch(b) && profile.is_none();
+        for run in self.recorded.chunk_by(together).collect::<Vec<_>>() {
             if let [Recorded::Copy(Copy { from, to, bytes })] = run {
                 encoder.copy_buffer_to_buffer(&from.0, from.1, &to.0, to.1, *bytes);
                 continue;
             }
-            let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
+            let timed = match run {
+                [Recorded::Dispatch(Dispatch { title: Some(title), work, .. })] => Some((title, *work)),
+                _ => None,
+            };
+            let timestamp_writes =
+                profile.as_mut().zip(timed).and_then(|(profile, (title, work))| profile.around(title, work));
+            let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor { label: None, timestamp_writes });
             for recorded in run {
                 let Recorded::Dispatch(dispatch) = recorded else { continue };
                 pass.set_pipeline(&dispatch.pipeline);
@@ -238,7 +288,13 @@ impl Encoder {
                 pass.dispatch_workgroups(x, y, z);
             }
         }
+        if let Some(profile) = profile {
+            profile.resolve(&mut encoder);
+        }
         self.gpu.queue.submit([encoder.finish()]);
+        if let Some(profile) = profile {
+            profile.collect(&self.gpu)?;
+        }
         self.recorded.clear();
         self.params_bytes.clear();
         self.work = 0;

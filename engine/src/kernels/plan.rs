@@ -144,16 +144,18 @@ mod tests {
             for shader in ["add_bias", "gather_rows", "soft_cap", "quantize_activations", "adjust_logits"] {
                 has(shader, &format!("WORKGROUP_SIZE={workgroup_size}"));
             }
-            for activation in ["silu", "gelu"] {
-                has("act_and_mul", &format!("ACTIVATION={activation},WORKGROUP_SIZE={workgroup_size}"));
+            for quantize in [0, 1] {
+                for activation in ["silu", "gelu"] {
+                    let values = format!("ACTIVATION={activation},QUANTIZE={quantize},WORKGROUP_SIZE={workgroup_size}");
+                    has("act_and_mul", &values);
+                }
+                has("rms_norm", &format!("QUANTIZE={quantize},WORKGROUP_SIZE={reduce_size}"));
             }
             for norm in [0, 1] {
                 let values = format!("BLOCK_SIZE={BLOCK_SIZE},NORM={norm},WORKGROUP_SIZE={head_size}");
                 has("rotate_and_cache", &values);
             }
-            for shader in ["rms_norm", "argmax"] {
-                has(shader, &format!("WORKGROUP_SIZE={reduce_size}"));
-            }
+            has("argmax", &format!("WORKGROUP_SIZE={reduce_size}"));
             for head_dim in (8..=256).step_by(8) {
                 let decode =
                     format!("BLOCK_SIZE={BLOCK_SIZE},HEAD_DIM={head_dim},SPLIT={split},WORKGROUP_SIZE={decode_size}");

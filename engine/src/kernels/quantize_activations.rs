@@ -5,6 +5,15 @@ use shaders::{QUANTIZE_ACTIVATIONS, limits, params};
 use super::{Encoder, GpuBuffer, Plan};
 use crate::ops::DeviceError;
 
+/// Where a kernel puts what it rounds: eight words of codes a block of 32, and (scale, scale · sum of codes).
+#[derive(Clone, Copy)]
+pub struct RoundedTo<'a> {
+    /// Codes.
+    pub codes: &'a GpuBuffer,
+    /// Scales and sums.
+    pub block_scales: &'a GpuBuffer,
+}
+
 /// Rounds `num_blocks` blocks of `input` into `codes` (32 bytes each) and `block_scales` (two f32 each).
 ///
 /// # Errors

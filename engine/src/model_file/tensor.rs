@@ -43,7 +43,7 @@ impl Tensor {
         Self { name: name.to_owned(), storage, rows, columns, bytes: Bytes::Mapped(map, range) }
     }
 
-    pub(super) fn owned(name: &str, storage: StorageType, rows: usize, columns: usize, bytes: Vec<u8>) -> Self {
+    pub(crate) fn owned(name: &str, storage: StorageType, rows: usize, columns: usize, bytes: Vec<u8>) -> Self {
         Self { name: name.to_owned(), storage, rows, columns, bytes: Bytes::Owned(bytes.into()) }
     }
 

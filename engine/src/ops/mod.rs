@@ -3,6 +3,7 @@
 //! Called by the model definitions. A step is: `begin` with the batch, the model's ops in order, `select`. Invariant 7 of
 //! ARCHITECTURE.md holds for both: the order in which an output element is summed depends on its own row and position.
 
+pub mod ceiling;
 pub mod cpu;
 pub mod rotary;
 pub mod wgpu;
@@ -10,6 +11,7 @@ pub mod wgpu;
 use bytes::Bytes;
 
 use crate::batch::{ModelInput, Selected};
+use crate::kernels::KernelTimes;
 use crate::kv::{BlockId, Load};
 use crate::model::{Activation, LayerConfig, ModelConfig};
 use crate::model_file::Tensor;
@@ -236,6 +238,22 @@ pub trait Ops: Sized {
 
     /// What computes here, as a class of equal bits: up to 16 letters.
     fn numerics(&self) -> String;
+
+    /// Copies so many bytes on the device, and waits for it.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn copy_bytes(&mut self, bytes: usize) -> Result<(), DeviceError>;
+
+    /// Begins to time every kernel; whether the device can.
+    fn start_profile(&mut self) -> bool {
+        false
+    }
+
+    /// The times of all kernels since a profile began.
+    fn finish_profile(&mut self) -> KernelTimes {
+        KernelTimes::new()
+    }
 
     /// Kernels dispatched since the start.
     fn num_dispatches(&self) -> u64 {

@@ -67,6 +67,8 @@ pub struct CpuOps {
     products: Vec<f32>,
     /// Blocks that were copied out.
     outgoing: Vec<Bytes>,
+    /// Between these bytes are copied to see how fast that is.
+    copied: Vec<Vec<u8>>,
 }
 
 impl CpuOps {
@@ -93,6 +95,7 @@ impl CpuOps {
             rotations: Vec::new(),
             products: Vec::new(),
             outgoing: Vec::new(),
+            copied: Vec::new(),
         })
     }
 
@@ -284,6 +287,16 @@ impl Ops for CpuOps {
 
     fn copied_out(&mut self) -> Result<Vec<Bytes>, DeviceError> {
         Ok(std::mem::take(&mut self.outgoing))
+    }
+
+    fn copy_bytes(&mut self, bytes: usize) -> Result<(), DeviceError> {
+        if self.copied.first().map(Vec::len) != Some(bytes) {
+            self.copied = vec![vec![1; bytes]; 2];
+        }
+        if let [from, to] = &mut self.copied[..] {
+            to.par_chunks_mut(1 << 20).zip(from.par_chunks(1 << 20)).for_each(|(to, from)| to.copy_from_slice(from));
+        }
+        Ok(())
     }
 
     fn numerics(&self) -> String {

@@ -14,7 +14,9 @@ use bytes::Bytes;
 use super::rotary::Rotary;
 use super::{Attention, DeviceError, Ops, Rows, Write};
 use crate::batch::{ModelInput, Selected};
-use crate::kernels::{self, Activations, DeviceMatrix, Encoder, Gpu, GpuBuffer, Plan, Turn};
+use crate::kernels::{
+    self, Activations, DeviceMatrix, Encoder, Gpu, GpuBuffer, KernelTimes, Norm, Plan, RoundedTo, Turn,
+};
 use crate::kv::{BlockId, KvLayout, Load};
 use crate::model::{Activation, PairOrder};
 use crate::model_file::Tensor;
@@ -44,6 +46,13 @@ impl Buffer {
             rounded.fresh.set(false);
         }
     }
+
+    /// Where a kernel that writes the buffer puts its rounding, which is then fresh; `None` where nobody wants one.
+    fn rounded_with(&self) -> Option<RoundedTo<'_>> {
+        let rounded = self.rounded.as_ref()?;
+        rounded.fresh.set(true);
+        Some(RoundedTo { codes: &rounded.codes, block_scales: &rounded.block_scales })
+    }
 }
 
 struct LayerCache {
@@ -64,6 +73,8 @@ pub struct WgpuOps {
     partials: GpuBuffer,
     select: SelectBuffers,
     copies: CopyBuffers,
+    /// Between these bytes are copied to see how fast that is.
+    copied: Option<[GpuBuffer; 2]>,
     input: ModelInput,
     shape: StepShape,
 }
@@ -98,6 +109,7 @@ impl WgpuOps {
             partials: gpu.allocate("attention splits", max_splits * partial_bytes(&layout))?,
             select: SelectBuffers::allocate(&gpu, limits.max_logits_rows)?,
             copies: CopyBuffers::default(),
+            copied: None,
             pair_order,
             input: ModelInput::default(),
             shape: StepShape::default(),
@@ -178,9 +190,10 @@ impl Ops for WgpuOps {
         rows: Rows,
     ) -> Result<(), DeviceError> {
         output.written();
-        let (width, num_rows, accumulate) = (input.width as u32, self.num_rows(rows), write == Write::Accumulate);
-        let (plan, input, output) = (&self.plan, &input.values, &output.values);
-        kernels::rms_norm(&mut self.encoder, plan, input, weight, output, width, eps, num_rows, accumulate)
+        let accumulate = write == Write::Accumulate;
+        let norm = Norm { width: input.width as u32, epsilon: eps, num_rows: self.num_rows(rows), accumulate };
+        let rounded = if accumulate { None } else { output.rounded_with() };
+        kernels::rms_norm(&mut self.encoder, &self.plan, norm, &input.values, weight, &output.values, rounded)
     }
 
     fn linear(
@@ -312,9 +325,9 @@ impl Ops for WgpuOps {
         output: &mut Buffer,
     ) -> Result<(), DeviceError> {
         output.written();
-        let (width, num_rows) = (output.width as u32, self.num_rows(Rows::Step));
+        let (width, num_rows, rounded) = (output.width as u32, self.num_rows(Rows::Step), output.rounded_with());
         let (gate_up, output) = (&gate_up.values, &output.values);
-        kernels::act_and_mul(&mut self.encoder, &self.plan, activation, gate_up, output, width, num_rows)
+        kernels::act_and_mul(&mut self.encoder, &self.plan, activation, gate_up, output, rounded, width, num_rows)
     }
 
     fn soft_cap(&mut self, logits: &mut Buffer, cap: f32) -> Result<(), DeviceError> {
@@ -354,6 +367,26 @@ impl Ops for WgpuOps {
         // Adapters and their drivers' compilers differ in what they make of one shader.
         let adapter = blake3::hash(self.gpu.info.adapter.as_bytes()).to_hex();
         format!("gpu-{activations}-{}", &adapter[..6])
+    }
+
+    fn copy_bytes(&mut self, bytes: usize) -> Result<(), DeviceError> {
+        if self.copied.as_ref().is_none_or(|[from, _]| from.size != bytes as u64) {
+            let buffer = || self.gpu.allocate("a copy", bytes as u64);
+            self.copied = Some([buffer()?, buffer()?]);
+        }
+        if let Some([from, to]) = &self.copied {
+            self.encoder.copy(from, to, bytes as u64);
+        }
+        self.encoder.submit()?;
+        self.gpu.wait()
+    }
+
+    fn start_profile(&mut self) -> bool {
+        self.encoder.start_profile()
+    }
+
+    fn finish_profile(&mut self) -> KernelTimes {
+        self.encoder.finish_profile()
     }
 
     fn num_dispatches(&self) -> u64 {
