@@ -49,6 +49,8 @@ pub struct DeviceInfo {
     pub max_binding_bytes: Option<u64>,
     /// Memory of its largest heap of its own, bytes; `None` where the backend does not tell.
     pub memory_bytes: Option<u64>,
+    /// Lanes of a subgroup, where it has subgroups and all are of one size.
+    pub subgroup_size: Option<u32>,
     /// Notable features that it has.
     pub features: Vec<&'static str>,
 }
@@ -245,6 +247,8 @@ fn describe(adapter: &wgpu::Adapter, name: String) -> DeviceInfo {
         max_buffer_bytes: Some(limits.max_buffer_size),
         max_binding_bytes: Some(limits.max_storage_buffer_binding_size),
         memory_bytes: heap_bytes(adapter),
+        subgroup_size: (features.contains(Features::SUBGROUP) && info.subgroup_min_size == info.subgroup_max_size)
+            .then_some(info.subgroup_min_size),
         features: NOTABLE_FEATURES.iter().filter(|(bit, _)| features.contains(*bit)).map(|(_, name)| *name).collect(),
     }
 }
@@ -287,6 +291,7 @@ fn cpu_info() -> DeviceInfo {
         max_buffer_bytes: None,
         max_binding_bytes: None,
         memory_bytes: system_memory_bytes(),
+        subgroup_size: None,
         features: Vec::new(),
     }
 }

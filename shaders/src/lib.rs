@@ -76,7 +76,8 @@ catalogue! {
     GATHER_ROWS "gather_rows" [Read, Read, ReadWrite, Params] ["WORKGROUP_SIZE"];
     MATMUL "matmul" [Read, Read, Read, ReadWrite, Params] ["FORMAT", "ROWS", "TOKENS", "WORKGROUP_SIZE"];
     QUANTIZE_ACTIVATIONS "quantize_activations" [Read, ReadWrite, ReadWrite, Params] ["WORKGROUP_SIZE"];
-    MATMUL_INT8 "matmul_int8" [Read, Read, Read, Read, ReadWrite, Params] ["FORMAT", "ROWS", "TOKENS", "WORKGROUP_SIZE"];
+    MATMUL_INT8 "matmul_int8" [Read, Read, Read, Read, ReadWrite, Params]
+        ["FORMAT", "ROWS", "SHARE", "TOKENS", "WORKGROUP_SIZE"];
     ARGMAX "argmax" [Read, ReadWrite, Params] ["WORKGROUP_SIZE"];
     TOP_K "top_k" [Read, ReadWrite, Params] ["WORKGROUP_SIZE"];
     ADJUST_LOGITS "adjust_logits" [Read, ReadWrite, Params] ["WORKGROUP_SIZE"];

@@ -69,6 +69,11 @@ impl Variant {
         format!("{}[{}]", self.shader.name, values.join(","))
     }
 
+    /// Whether the kernel needs subgroup operations.
+    pub fn needs_subgroups(&self) -> bool {
+        self.values.get("SHARE") == Some(&Value::Number(1))
+    }
+
     /// The WGSL text.
     ///
     /// # Errors

@@ -18,6 +18,8 @@ fn head_dims() -> impl Iterator<Item = u32> {
 }
 /// (rows a lane, tokens a lane, workgroup size): decode and prefill on hardware, then on software adapters.
 const MATMUL_SHAPES: [(u32, u32, u32); 4] = [(1, 1, 64), (1, 8, 64), (4, 1, 8), (4, 4, 8)];
+/// The same where lanes share loads.
+const SHARING_SHAPES: [(u32, u32, u32); 2] = [(4, 1, 8), (4, 8, 8)];
 
 /// All variants, each kernel at least once.
 pub fn variants() -> Vec<Variant> {
@@ -25,8 +27,8 @@ pub fn variants() -> Vec<Variant> {
         .iter()
         .flat_map(|shader| match shader.name {
             name if name == EMBEDDING.name => by_format(&EMBEDDING, &FORMATS),
-            name if name == MATMUL.name => matmuls(&MATMUL, &FORMATS),
-            name if name == MATMUL_INT8.name => matmuls(&MATMUL_INT8, &CODE_FORMATS),
+            name if name == MATMUL.name => matmuls(&FORMATS),
+            name if name == MATMUL_INT8.name => matmuls_int8(&CODE_FORMATS),
             name if name == PAGED_ATTENTION_DECODE.name => head_dims()
                 .map(|head_dim| {
                     let values = [
@@ -95,18 +97,30 @@ fn by_format(shader: &'static crate::Shader, formats: &[&'static str]) -> Vec<Va
         .collect()
 }
 
-fn matmuls(shader: &'static crate::Shader, formats: &[&'static str]) -> Vec<Variant> {
-    let mut all = Vec::new();
-    for &format in formats {
-        for (rows, tokens, workgroup_size) in MATMUL_SHAPES {
-            let values = [
-                ("FORMAT", Word(format)),
-                ("ROWS", Number(rows)),
-                ("TOKENS", Number(tokens)),
-                ("WORKGROUP_SIZE", Number(workgroup_size)),
-            ];
-            all.push(Variant::new(shader, &values));
-        }
-    }
-    all
+fn matmul(shader: &'static crate::Shader, format: &'static str, shape: (u32, u32, u32)) -> Variant {
+    let (rows, tokens, workgroup_size) = shape;
+    let values = [
+        ("FORMAT", Word(format)),
+        ("ROWS", Number(rows)),
+        ("TOKENS", Number(tokens)),
+        ("WORKGROUP_SIZE", Number(workgroup_size)),
+    ];
+    Variant::new(shader, &values)
+}
+
+fn matmuls(formats: &[&'static str]) -> Vec<Variant> {
+    formats.iter().flat_map(|format| MATMUL_SHAPES.map(|shape| matmul(&MATMUL, format, shape))).collect()
+}
+
+fn matmuls_int8(formats: &[&'static str]) -> Vec<Variant> {
+    let with = |share: u32, shape, format| {
+        let mut variant = matmul(&MATMUL_INT8, format, shape);
+        variant.values.insert("SHARE", Number(share));
+        variant
+    };
+    let of = |&format: &&'static str| {
+        let alone = MATMUL_SHAPES.map(|shape| with(0, shape, format));
+        alone.into_iter().chain(SHARING_SHAPES.map(|shape| with(1, shape, format))).collect::<Vec<_>>()
+    };
+    formats.iter().flat_map(of).collect()
 }

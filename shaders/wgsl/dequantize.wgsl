@@ -1,10 +1,10 @@
 {# Included by kernels that read weights. Binds `weights`, `scales` and `params` of the including shader and defines
    `weight_block(block, row)`: the 32 consecutive weights of a row that a block holds, as eight vec4<f32>.
-   Blocks are interleaved by row: index = block * num_rows + row, so that neighbouring lanes read neighbouring words. #}
+   Blocks are interleaved by row (`block_index`), so that neighbouring lanes read neighbouring words. #}
 {% include "scales.wgsl" %}
 {% if FORMAT == "f32" %}
 fn weight_block(block: u32, row: u32) -> array<vec4<f32>, 8> {
-    let base = (block * params.num_rows + row) * 8u;
+    let base = block_index(block, row) * 8u;
     return array<vec4<f32>, 8>(
         {% for i in range(8) %}
         bitcast<vec4<f32>>(weights[base + {{ i }}u]),
@@ -17,7 +17,7 @@ fn halves(low: u32, high: u32) -> vec4<f32> {
 }
 
 fn weight_block(block: u32, row: u32) -> array<vec4<f32>, 8> {
-    let base = (block * params.num_rows + row) * 4u;
+    let base = block_index(block, row) * 4u;
     {% for i in range(4) %}
     let w{{ i }} = weights[base + {{ i }}u];
     {% endfor %}
@@ -35,7 +35,7 @@ fn halves(low: u32, high: u32) -> vec4<f32> {
 }
 
 fn weight_block(block: u32, row: u32) -> array<vec4<f32>, 8> {
-    let base = (block * params.num_rows + row) * 4u;
+    let base = block_index(block, row) * 4u;
     {% for i in range(4) %}
     let w{{ i }} = weights[base + {{ i }}u];
     {% endfor %}
@@ -53,7 +53,7 @@ fn affine(codes: u32, scale: vec2<f32>) -> vec4<f32> {
 }
 
 fn weight_block(block: u32, row: u32) -> array<vec4<f32>, 8> {
-    let index = block * params.num_rows + row;
+    let index = block_index(block, row);
     let codes = weights[index];
     let low = codes & vec4<u32>(0x0f0f0f0fu);
     let high = (codes >> vec4<u32>(4u)) & vec4<u32>(0x0f0f0f0fu);
@@ -74,7 +74,7 @@ fn affine(codes: u32, scale: vec2<f32>) -> vec4<f32> {
 }
 
 fn weight_block(block: u32, row: u32) -> array<vec4<f32>, 8> {
-    let index = block * params.num_rows + row;
+    let index = block_index(block, row);
     let codes = weights[index];
     {% if FORMAT == "q5" %}
     let scale = unpack2x16float(scale_word(index, 0u));
@@ -105,7 +105,7 @@ fn around(codes: u32, scale: f32) -> vec4<f32> {
 }
 
 fn weight_block(block: u32, row: u32) -> array<vec4<f32>, 8> {
-    let index = block * params.num_rows + row;
+    let index = block_index(block, row);
     let codes = weights[index];
     let scale = scale_bytes(scale_word(index, 0u)) * units_of(block, row).x;
     let low = (codes & vec4<u32>(0x0f0f0f0fu)) | upper_pairs(scale_word(index, 1u));
@@ -125,7 +125,7 @@ fn scaled(codes: u32, d: f32) -> vec4<f32> {
 }
 
 fn weight_block(block: u32, row: u32) -> array<vec4<f32>, 8> {
-    let index = block * params.num_rows + row;
+    let index = block_index(block, row);
     let low = weights[index * 2u];
     let high = weights[index * 2u + 1u];
     let d = unpack2x16float(scale_word(index, 0u)).x;

@@ -1,6 +1,7 @@
 // As matmul, over activations that quantize_activations rounded to int8: a block of 32 is eight dot4I8Packed.
 //
-// The integer sum of a block is exact; the f32 sum over blocks runs in block order, the same for one token or several.
+// With SHARE a workgroup is one subgroup of eight lanes, which load a block's activations together: for software adapters,
+// where every lane's load is a load. The integer sum of a block is exact; the f32 sum over blocks runs in block order, the same for one token or several.
 
 struct Params {
     num_rows: u32,       // rows of this shard
@@ -15,7 +16,11 @@ struct Params {
 
 @group(0) @binding(0) var<storage, read> weights: array<vec4<u32>>;
 @group(0) @binding(1) var<storage, read> scales: array<u32>;
+{% if SHARE == 1 %}
+@group(0) @binding(2) var<storage, read> codes: array<u32>;
+{% else %}
 @group(0) @binding(2) var<storage, read> codes: array<vec4<u32>>;
+{% endif %}
 @group(0) @binding(3) var<storage, read> block_scales: array<vec2<f32>>;
 @group(0) @binding(4) var<storage, read_write> output: array<f32>;
 @group(0) @binding(5) var<uniform> params: Params;
@@ -52,7 +57,10 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     {% for r in range(ROWS) %}
     let row{{ r }} = workgroup.x * {{ WORKGROUP_SIZE * ROWS }}u + {{ WORKGROUP_SIZE * r }}u + lane;
     let column{{ r }} = min(row{{ r }}, params.num_rows - 1u);
+    let start{{ r }} = block_index(0u, column{{ r }});
     {% endfor %}
+    // All of the workgroup's rows lie in one tile.
+    let width = block_index(1u, column0) - start0;
     {% for t in range(TOKENS) %}
     let token{{ t }} = workgroup.y * {{ TOKENS }}u + {{ t }}u;
     let base{{ t }} = min(token{{ t }}, params.num_tokens - 1u) * params.num_blocks;
@@ -74,7 +82,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         }
         {% endif %}
         {% for r in range(ROWS) %}
-        let index{{ r }} = block * params.num_rows + column{{ r }};
+        let index{{ r }} = start{{ r }} + block * width;
         {% if FORMAT in ["q4k", "q5k"] %}
         let scale{{ r }} = scale_bytes(scale_word(index{{ r }}, 0u)) * units{{ r }};
         {% elif FORMAT == "q6k" %}
@@ -102,8 +110,15 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         {% endfor %}
         {% for t in range(TOKENS) %}
         {
+            {% if SHARE == 1 %}
+            // Each lane loads a word of the block, and all have all eight.
+            let mine = codes[(base{{ t }} + block) * 8u + lane];
+            let x_low = vec4<u32>({% for i in range(4) %}subgroupBroadcast(mine, {{ i }}u){{ ", " if not loop.last }}{% endfor %});
+            let x_high = vec4<u32>({% for i in range(4, 8) %}subgroupBroadcast(mine, {{ i }}u){{ ", " if not loop.last }}{% endfor %});
+            {% else %}
             let x_low = codes[(base{{ t }} + block) * 2u];
             let x_high = codes[(base{{ t }} + block) * 2u + 1u];
+            {% endif %}
             let x_scale = block_scales[base{{ t }} + block];
             {% for r in range(ROWS) %}
             {

@@ -27,8 +27,8 @@ pub const EXACT: Tolerance = Tolerance { abs: 0.0, rel: 0.0 };
 pub struct Harness {
     pub gpu: Arc<Gpu>,
     pub encoder: Encoder,
-    /// Both plans: hardware's and software's variants are all run here.
-    pub plans: [Plan; 2],
+    /// Hardware's and software's variants are all run here, and what this device itself would choose.
+    pub plans: [Plan; 3],
     pub num_comparisons: usize,
     seed: u64,
 }
@@ -42,7 +42,8 @@ pub struct Output {
 impl Harness {
     pub fn new(gpu: Arc<Gpu>) -> Self {
         let encoder = Encoder::new(Arc::clone(&gpu), u64::MAX);
-        Self { gpu, encoder, plans: [Plan::choose(false), Plan::choose(true)], num_comparisons: 0, seed: 1 }
+        let plans = [Plan::choose(false, None), Plan::choose(true, None), Plan::choose(true, gpu.info.subgroup_size)];
+        Self { gpu, encoder, plans, num_comparisons: 0, seed: 1 }
     }
 
     /// `len` values in −1..1, another sequence each call.

@@ -1,6 +1,6 @@
 //! Wrapper of `matmul_int8.wgsl`: quantised weights times int8 activations.
 
-use shaders::{MATMUL_INT8, params};
+use shaders::{MATMUL_INT8, Value, params};
 
 use super::matmul::{grid, variant};
 use super::{DeviceMatrix, Encoder, GpuBuffer, MatmulShape};
@@ -25,7 +25,9 @@ pub fn matmul_int8(
     assert!(matrix.has_codes(), "a matrix of {} rows has no integer codes", matrix.rows);
     assert!(tokens * matrix.columns as u64 <= codes.size && tokens * matrix.rows as u64 * 4 <= output.size);
     for shard in &matrix.shards {
-        let kernel = encoder.kernel(&variant(&MATMUL_INT8, shape, shard.format))?;
+        let mut variant = variant(&MATMUL_INT8, shape, shard.format);
+        variant.values.insert("SHARE", Value::Number(shape.share.into()));
+        let kernel = encoder.kernel(&variant)?;
         let params = params::MatmulInt8 {
             num_rows: shard.num_rows,
             row_start: shard.row_start,

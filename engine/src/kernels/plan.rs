@@ -10,6 +10,9 @@ use crate::kv::BLOCK_SIZE;
 /// Tokens a split of `paged_attention_decode`: constant, so that the order of sums is.
 pub const SPLIT: u32 = 64;
 
+/// Lanes that share loads: the subgroup of Mesa's software adapters.
+const SHARING_LANES: u32 = 8;
+
 /// How activations enter a matrix product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activations {
@@ -28,6 +31,8 @@ pub struct MatmulShape {
     pub tokens: u32,
     /// Invocations a workgroup.
     pub workgroup_size: u32,
+    /// Whether a workgroup is one subgroup of eight lanes that share loads; of int8 activations only.
+    pub share: bool,
 }
 
 /// All choices.
@@ -56,13 +61,15 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The plan of a software or a hardware adapter.
-    pub fn choose(software: bool) -> Self {
+    /// The plan of an adapter: a software or a hardware one, and the size of its subgroups where that is known and fixed.
+    pub fn choose(software: bool, subgroup_size: Option<u32>) -> Self {
         if software {
+            let share = subgroup_size == Some(SHARING_LANES);
+            let shape = MatmulShape { rows: 4, tokens: 1, workgroup_size: SHARING_LANES, share };
             Self {
                 activations: Activations::Int8,
-                single: MatmulShape { rows: 4, tokens: 1, workgroup_size: 8 },
-                several: MatmulShape { rows: 4, tokens: 4, workgroup_size: 8 },
+                single: shape,
+                several: MatmulShape { tokens: if share { 8 } else { 4 }, ..shape },
                 max_work: 200_000_000,
                 head_size: 8,
                 ..Self::baseline()
@@ -76,8 +83,8 @@ impl Plan {
     pub fn baseline() -> Self {
         Self {
             activations: Activations::F32,
-            single: MatmulShape { rows: 1, tokens: 1, workgroup_size: 64 },
-            several: MatmulShape { rows: 1, tokens: 8, workgroup_size: 64 },
+            single: MatmulShape { rows: 1, tokens: 1, workgroup_size: 64, share: false },
+            several: MatmulShape { rows: 1, tokens: 8, workgroup_size: 64, share: false },
             workgroup_size: 64,
             reduce_size: 64,
             decode_size: 32,
@@ -116,10 +123,18 @@ mod tests {
 
     #[test]
     fn only_software_adapters_round_activations() {
-        assert_eq!(Plan::choose(true).activations, Activations::Int8);
-        assert_eq!(Plan::choose(false), Plan::baseline());
-        assert_eq!(Plan::choose(true).matmul_shape(1).tokens, 1);
-        assert_eq!(Plan::choose(true).matmul_shape(2).tokens, 4);
+        assert_eq!(Plan::choose(true, None).activations, Activations::Int8);
+        assert_eq!(Plan::choose(false, Some(32)), Plan::baseline());
+        assert_eq!(Plan::choose(true, None).matmul_shape(1).tokens, 1);
+        assert_eq!(Plan::choose(true, None).matmul_shape(2).tokens, 4);
+    }
+
+    #[test]
+    fn lanes_share_loads_where_a_subgroup_is_eight() {
+        assert!(Plan::choose(true, Some(8)).single.share && !Plan::choose(true, Some(4)).single.share);
+        assert_eq!(Plan::choose(true, Some(8)).several.tokens, 8);
+        // An element is summed in one order, whichever it is.
+        assert_eq!(Plan::choose(true, Some(8)).single.rows, Plan::choose(true, None).single.rows);
     }
 
     #[test]
@@ -129,13 +144,19 @@ mod tests {
             let label = format!("{shader}[{values}]");
             assert!(known.contains(&label), "{label} is not validated");
         };
-        for plan in [Plan::choose(true), Plan::choose(false)] {
+        for plan in [Plan::choose(true, None), Plan::choose(true, Some(8)), Plan::choose(false, None)] {
             for shape in [plan.single, plan.several] {
-                let MatmulShape { rows, tokens, workgroup_size } = shape;
+                let MatmulShape { rows, tokens, workgroup_size, share } = shape;
                 for format in ["f32", "f16", "bf16", "q4", "q5", "q8", "q4k", "q5k", "q6k"] {
                     let values = format!("FORMAT={format},ROWS={rows},TOKENS={tokens},WORKGROUP_SIZE={workgroup_size}");
-                    has("matmul", &values);
+                    if !share {
+                        has("matmul", &values);
+                    }
                     if format.starts_with('q') {
+                        let share = u32::from(share);
+                        let values = format!(
+                            "FORMAT={format},ROWS={rows},SHARE={share},TOKENS={tokens},WORKGROUP_SIZE={workgroup_size}"
+                        );
                         has("matmul_int8", &values);
                     }
                 }

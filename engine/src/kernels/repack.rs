@@ -14,8 +14,6 @@
 //!
 //! The K formats' scales are in units of (d, dmin), or d, as two f16 that eight blocks share. Everything is exact.
 
-use std::ops::Range;
-
 use half::f16;
 
 use crate::model_file::{BLOCK_LEN, IQ4_NL_VALUES, StorageType, five_bits, k_quants, nibbles};
@@ -100,23 +98,16 @@ impl DeviceFormat {
 /// Blocks that share a word of units.
 pub(super) const UNIT_BLOCKS: usize = 8;
 
-/// Repacks the `blocks` of 32 of one row: `store` gets each with its number from the first, its codes and its scale words,
-/// behind which the word of units comes where the format has those. A range begins with a block of the file.
-pub(super) fn pack(
-    storage: StorageType,
-    row: &[u8],
-    blocks: Range<usize>,
-    mut store: impl FnMut(usize, &[u8], &[u32]),
-) {
+/// Repacks one row: `store` gets each block of 32 with its number, its codes and its scale words, behind which the word of
+/// units comes where the format has those.
+pub(super) fn pack(storage: StorageType, row: &[u8], mut store: impl FnMut(usize, &[u8], &[u32])) {
     if storage.is_float() {
-        let bytes = BLOCK_LEN * storage.block_bytes();
-        let values = row[blocks.start * bytes..blocks.end * bytes].chunks_exact(bytes);
+        let values = row.chunks_exact(BLOCK_LEN * storage.block_bytes());
         values.enumerate().for_each(|(index, values)| store(index, values, &[]));
         return;
     }
     let (bytes, per_block) = (storage.block_bytes(), storage.block_len() / BLOCK_LEN);
-    let source = &row[blocks.start / per_block * bytes..blocks.end.div_ceil(per_block) * bytes];
-    for (index, block) in source.chunks_exact(bytes).enumerate() {
+    for (index, block) in row.chunks_exact(bytes).enumerate() {
         pack_block(storage, block, |group, codes, words| store(index * per_block + group, codes, words));
     }
 }

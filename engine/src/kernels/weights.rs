@@ -1,7 +1,8 @@
 //! Weight matrices on the device: blocks of 32 repacked into aligned words (`repack`), interleaved by row, sharded by rows.
 //!
-//! Made at load, read by the matrix and embedding wrappers. Layout: block b of row r lies at index b · num_rows + r, so
-//! that neighbouring lanes (rows) read neighbouring words. A matrix may be stacked from several tensors; a shard has rows
+//! Made at load, read by the matrix and embedding wrappers. Layout: rows lie in tiles of 64, a tile's blocks one behind the
+//! other and its rows side by side within each, so that neighbouring lanes (rows) read neighbouring words and a workgroup reads
+//! one stretch of memory. A matrix may be stacked from several tensors; a shard has rows
 //! of one format and stays within the adapter's binding limit. Invariant: repacking goes by pieces of bounded size, so that
 //! no second copy of a matrix is held.
 
@@ -36,6 +37,8 @@ pub struct DeviceMatrix {
 
 /// Bytes of codes that are repacked and uploaded at a time.
 const PIECE_BYTES: usize = 16 << 20;
+/// Rows of a tile: `block_index` of the shaders has it too.
+const TILE_ROWS: usize = 64;
 
 /// Rows of one format, in order: the tensor and the row in it.
 struct Run<'a> {
@@ -117,29 +120,35 @@ fn upload_shard(
     let scale_count = num_rows * (num_blocks * scale_words + num_units);
     let weights = gpu.allocate(name, (num_rows * num_blocks * block_bytes) as u64)?;
     let scales = gpu.allocate(name, 4 * scale_count as u64)?;
-    // A piece is a whole number of the largest blocks of a file.
-    let piece = (PIECE_BYTES / (num_rows * block_bytes)).next_multiple_of(UNIT_BLOCKS).max(UNIT_BLOCKS);
+    let tile_bytes = TILE_ROWS * num_blocks * block_bytes;
+    let tiles_a_piece = (PIECE_BYTES / tile_bytes.max(1)).max(1);
     let (mut codes, mut words, mut units) = (Vec::new(), Vec::new(), Vec::new());
-    for first in (0..num_blocks).step_by(piece) {
-        let blocks = first..(first + piece).min(num_blocks);
-        fill(&mut codes, blocks.len() * num_rows * block_bytes);
-        fill(&mut words, blocks.len() * num_rows * scale_words);
-        fill(&mut units, if format.has_units() { blocks.len() / UNIT_BLOCKS * num_rows } else { 0 });
-        for (row, (tensor, source)) in rows.iter().enumerate() {
-            pack(tensor.storage, tensor.row(*source), blocks.clone(), |block, block_codes, block_words| {
-                let index = block * num_rows + row;
-                codes[index * block_bytes..][..block_bytes].copy_from_slice(block_codes);
-                words[index * scale_words..][..scale_words].copy_from_slice(&block_words[..scale_words]);
-                if let Some(unit) = block_words.get(scale_words) {
-                    units[block / UNIT_BLOCKS * num_rows + row] = *unit;
-                }
-            });
+    for (piece, rows) in rows.chunks(tiles_a_piece * TILE_ROWS).enumerate() {
+        let first_row = piece * tiles_a_piece * TILE_ROWS;
+        fill(&mut codes, rows.len() * num_blocks * block_bytes);
+        fill(&mut words, rows.len() * num_blocks * scale_words);
+        fill(&mut units, rows.len() * num_units);
+        for (tile, tile_rows) in rows.chunks(TILE_ROWS).enumerate() {
+            let (first, width) = (tile * TILE_ROWS, tile_rows.len());
+            for (row, (tensor, source)) in tile_rows.iter().enumerate() {
+                pack(tensor.storage, tensor.row(*source), |block, block_codes, block_words| {
+                    let index = first * num_blocks + block * width + row;
+                    codes[index * block_bytes..][..block_bytes].copy_from_slice(block_codes);
+                    words[index * scale_words..][..scale_words].copy_from_slice(&block_words[..scale_words]);
+                    if let Some(unit) = block_words.get(scale_words) {
+                        units[first * num_units + block / UNIT_BLOCKS * width + row] = *unit;
+                    }
+                });
+            }
         }
-        let before = first * num_rows;
-        gpu.write(&weights, (before * block_bytes) as u64, &codes);
-        gpu.write(&scales, (before * scale_words * 4) as u64, bytemuck::cast_slice(&words));
-        let units_start = num_blocks * num_rows * scale_words + before / UNIT_BLOCKS;
-        gpu.write(&scales, if units.is_empty() { 0 } else { units_start as u64 * 4 }, bytemuck::cast_slice(&units));
+        gpu.write(&weights, (first_row * num_blocks * block_bytes) as u64, &codes);
+        if scale_words > 0 {
+            gpu.write(&scales, (first_row * num_blocks * scale_words * 4) as u64, bytemuck::cast_slice(&words));
+        }
+        if num_units > 0 {
+            let start = num_rows * num_blocks * scale_words + first_row * num_units;
+            gpu.write(&scales, start as u64 * 4, bytemuck::cast_slice(&units));
+        }
         // What was written is copied before the next piece waits in staging memory.
         gpu.queue.submit([]);
         gpu.wait()?;
