@@ -58,9 +58,8 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     let row{{ r }} = workgroup.x * {{ WORKGROUP_SIZE * ROWS }}u + {{ WORKGROUP_SIZE * r }}u + lane;
     let column{{ r }} = min(row{{ r }}, params.num_rows - 1u);
     let start{{ r }} = block_index(0u, column{{ r }});
+    let width{{ r }} = block_index(1u, column{{ r }}) - start{{ r }};
     {% endfor %}
-    // All of the workgroup's rows lie in one tile.
-    let width = block_index(1u, column0) - start0;
     {% for t in range(TOKENS) %}
     let token{{ t }} = workgroup.y * {{ TOKENS }}u + {{ t }}u;
     let base{{ t }} = min(token{{ t }}, params.num_tokens - 1u) * params.num_blocks;
@@ -82,7 +81,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         }
         {% endif %}
         {% for r in range(ROWS) %}
-        let index{{ r }} = start{{ r }} + block * width;
+        let index{{ r }} = start{{ r }} + block * width{{ r }};
         {% if FORMAT in ["q4k", "q5k"] %}
         let scale{{ r }} = scale_bytes(scale_word(index{{ r }}, 0u)) * units{{ r }};
         {% elif FORMAT == "q6k" %}

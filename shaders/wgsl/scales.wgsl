@@ -1,10 +1,10 @@
 {# Included by kernels that read weights: where a block lies, and what lies beside its lower four bits. Binds `scales` and
    `params` of the including shader; the layout is engine/src/kernels/weights.rs's and repack.rs's. #}
 {% set SCALE_WORDS = {"f32": 0, "f16": 0, "bf16": 0, "q4": 1, "q5": 2, "q8": 1, "q4k": 1, "q5k": 2, "q6k": 3}[FORMAT] %}
-// Rows lie in tiles of 64: a tile's blocks one behind the other, its rows side by side within each.
+// Rows lie in tiles of 32: a tile's blocks one behind the other, its rows side by side within each.
 fn block_index(block: u32, row: u32) -> u32 {
-    let first = row & ~63u;
-    return first * params.num_blocks + block * min(64u, params.num_rows - first) + (row - first);
+    let first = row & ~31u;
+    return first * params.num_blocks + block * min(32u, params.num_rows - first) + (row - first);
 }
 
 {% if SCALE_WORDS > 0 %}
@@ -39,8 +39,8 @@ fn scale_bytes(word: u32) -> vec2<f32> {
 // What a row's scales are in units of, for eight blocks: they lie behind all blocks' scale words.
 fn units_of(block: u32, row: u32) -> vec2<f32> {
     let behind = params.num_blocks * params.num_rows * {{ SCALE_WORDS }}u;
-    let first = row & ~63u;
-    let index = first * (params.num_blocks / 8u) + (block / 8u) * min(64u, params.num_rows - first) + (row - first);
+    let first = row & ~31u;
+    let index = first * (params.num_blocks / 8u) + (block / 8u) * min(32u, params.num_rows - first) + (row - first);
     return unpack2x16float(scales[behind + index]);
 }
 {% endif %}

@@ -38,7 +38,7 @@ pub struct DeviceMatrix {
 /// Bytes of codes that are repacked and uploaded at a time.
 const PIECE_BYTES: usize = 16 << 20;
 /// Rows of a tile: `block_index` of the shaders has it too.
-const TILE_ROWS: usize = 64;
+const TILE_ROWS: usize = 32;
 
 /// Rows of one format, in order: the tensor and the row in it.
 struct Run<'a> {
