@@ -136,9 +136,8 @@ pub fn bench(args: BenchArgs) -> Result<ExitCode> {
 
 /// Multiply-adds of one token with all matrices but the last, and with that.
 fn macs_per_token(model: &ModelConfig) -> (u64, u64) {
-    let attention = model.hidden_size * (2 * model.query_size() + 2 * model.kv_size());
-    let layer = attention + 3 * model.hidden_size * model.intermediate_size;
-    ((model.num_layers * layer) as u64, (model.hidden_size * model.vocab_size) as u64)
+    let last = (model.hidden_size * model.vocab_size) as u64;
+    (model.num_weights() - last, last)
 }
 
 struct Bench<'a> {

@@ -107,26 +107,58 @@ fn pool_bytes(
         }
         (Some(part), Some(_)) => part,
         (None, Some(_)) if memory.is_own => 0.9,
-        (None, Some(total)) => return Ok(moderate.min(total / 2)),
-        (None, None) => {
-            let left = memory.probed_bytes.map(|probed| probed.saturating_sub(used));
-            return Ok(left.map_or(moderate, |left| moderate.min(left)));
+        // Weights on the CPU stay in their file's map, and may be more than memory.
+        (None, Some(total)) if memory.max_binding_bytes.is_none() => return Ok(moderate.min(total / 2)),
+        (None, Some(total)) => {
+            let left = total.checked_sub(used).filter(|&left| left > 0);
+            return left.map(|left| moderate.min(left).min(total / 2)).ok_or_else(|| not_fitting(model, config, memory, total));
         }
+        (None, None) => match memory.probed_bytes {
+            None => return Ok(moderate),
+            Some(probed) => {
+                let left = probed.checked_sub(used).filter(|&left| left > 0);
+                return left.map(|left| moderate.min(left)).ok_or_else(|| not_fitting(model, config, memory, probed));
+            }
+        },
     };
-    let total = memory.total_bytes.unwrap_or(0);
-    match ((total as f64 * part) as u64).checked_sub(used) {
-        Some(left) => Ok(left),
-        None => Err(LoadError::Setting(format!(
-            "{part} of the device's {total} bytes are less than weights ({}) and activations ({step}) need; raise --gpu-memory-utilization or lower --max-num-batched-tokens",
-            memory.weights_bytes
-        ))),
-    }
+    let have = (memory.total_bytes.unwrap_or(0) as f64 * part) as u64;
+    have.checked_sub(used).filter(|&left| left > 0).ok_or_else(|| not_fitting(model, config, memory, have))
 }
 
 /// What to try for on a device that does not tell how much memory it has; `None` where the cache's size was asked for.
 pub fn wanted_bytes(model: &ModelConfig, config: &EngineConfig, weights_bytes: u64) -> Option<u64> {
     let step_and_weights = step_bytes(model, config).saturating_add(weights_bytes);
     config.kv_cache_bytes.is_none().then(|| step_and_weights.saturating_add(MAX_DEFAULT_KV_CACHE_BYTES))
+}
+
+/// What there is of a model that does not fit, what it needs, and what would fit.
+fn not_fitting(model: &ModelConfig, config: &EngineConfig, memory: &DeviceMemory, have: u64) -> LoadError {
+    let gib = |bytes: u64| format!("{:.2} GiB", bytes as f64 / (1u64 << 30) as f64);
+    let (weights, step) = (memory.weights_bytes, step_bytes(model, config));
+    let tokens = config.max_model_len.unwrap_or(model.context_length);
+    let kv = model.kv_bytes_per_token().saturating_mul(tokens as u64);
+    let mut advice = Vec::new();
+    // 32 weights in 18 bytes.
+    let smallest = model.num_weights() / 32 * 18;
+    if smallest.saturating_add(step) < have && smallest < weights {
+        advice.push(format!("a file at Q4_0 ({})", gib(smallest)));
+    }
+    let per_row = step.saturating_sub(step_bytes(model, &EngineConfig { max_num_batched_tokens: 1, ..config.clone() }));
+    if weights.saturating_add(step - per_row) < have {
+        advice.push("a smaller --max-num-batched-tokens or --max-num-seqs, with a shorter --max-model-len".to_owned());
+    }
+    if let Some(part) = config.gpu_memory_utilization.filter(|part| *part < 0.95) {
+        advice.push(format!("more than {part} of the device by --gpu-memory-utilization"));
+    }
+    advice.push("--device cpu, which reads weights from their file".to_owned());
+    LoadError::Setting(format!(
+        "the model does not fit: weights {}, activations {}, KV of {tokens} tokens {}; the device has {} for it. What may fit: {}",
+        gib(weights),
+        gib(step),
+        gib(kv),
+        gib(have),
+        advice.join("; ")
+    ))
 }
 
 /// Bytes of activations, logits and scores, of the buffers that blocks are copied through, and a margin for the driver.
@@ -219,7 +251,9 @@ mod tests {
         let (most, _) = choose(gpu, |config| config.gpu_memory_utilization = Some(1.0)).unwrap();
         assert!(most > blocks + 1000, "{most}");
         let error = choose(gpu, |config| config.gpu_memory_utilization = Some(0.5)).unwrap_err();
-        assert!(error.contains("less than weights") && error.contains(&(16 * GIB).to_string()), "{error}");
+        assert!(error.contains("weights 16.00 GiB") && error.contains("has 12.00 GiB"), "{error}");
+        assert!(error.contains("Q4_0 (4.") && error.contains("--device cpu"), "{error}");
+        assert!(error.contains("KV of 131072 tokens 16.00 GiB") && error.contains("--gpu-memory-utilization"), "{error}");
         let error = choose(gpu, |config| config.gpu_memory_utilization = Some(1.5)).unwrap_err();
         assert!(error.contains("above 0, at most 1"), "{error}");
     }
@@ -229,6 +263,22 @@ mod tests {
         let memory = DeviceMemory { max_binding_bytes: Some(128 << 20), ..Default::default() };
         let (blocks, _) = choose(memory, |config| config.kv_cache_bytes = Some(64 * GIB)).unwrap();
         assert_eq!(blocks, 4096, "of 32 KiB each");
+    }
+
+    #[test]
+    fn a_model_that_does_not_fit_is_known_before_anything_is_uploaded() {
+        let shared = DeviceMemory {
+            total_bytes: Some(8 * GIB),
+            max_binding_bytes: Some(2 * GIB),
+            weights_bytes: 16 * GIB,
+            ..Default::default()
+        };
+        let error = choose(shared, |_| {}).unwrap_err();
+        assert!(error.contains("does not fit") && error.contains("has 8.00 GiB"), "{error}");
+        let probed = DeviceMemory { total_bytes: None, probed_bytes: Some(4 * GIB), ..shared };
+        assert!(choose(probed, |_| {}).unwrap_err().contains("has 4.00 GiB"));
+        // On the CPU weights stay in their file.
+        assert!(choose(DeviceMemory { max_binding_bytes: None, ..shared }, |_| {}).is_ok());
     }
 
     #[test]

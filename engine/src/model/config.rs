@@ -192,6 +192,13 @@ impl ModelConfig {
         self.num_kv_heads * self.head_dim
     }
 
+    /// Weights of all matrices, the embedding once.
+    pub fn num_weights(&self) -> u64 {
+        let attention = self.hidden_size * (2 * self.query_size() + 2 * self.kv_size());
+        let layer = attention + 3 * self.hidden_size * self.intermediate_size;
+        (self.num_layers * layer + self.vocab_size * self.hidden_size) as u64
+    }
+
     /// Bytes of K and V of one token in all layers, f16.
     pub fn kv_bytes_per_token(&self) -> u64 {
         (self.num_layers * 2 * self.kv_size() * 2) as u64
