@@ -183,24 +183,27 @@ fn alone_equals_batched_token_for_token() {
 #[test]
 fn wgpu_equals_cpu_off_near_ties_for_every_storage_type() {
     let Some(gpu) = support::gpu() else { return };
-    for storage in StorageType::ALL {
+    for storage in
+        StorageType::ALL.into_iter().filter(|storage| storage.row_bytes(support::tiny_model::HIDDEN).is_some())
+    {
         let (_directory, path) = Tiny { storage, ..Default::default() }.write();
         let mut cpu = on_cpu(&path, KV_TOKENS);
         // Bounds as parts of the largest logit: an f32 order of sums, and rounding to 127 steps through two layers.
-        for (activations, part) in [(Activations::F32, 0.001), (Activations::Int8, 0.1)] {
+        for (activations, part, margin) in [(Activations::F32, 0.001, 0.002), (Activations::Int8, 0.12, 0.2)] {
             let mut wgpu = on_gpu(&gpu, &path, KV_TOKENS, activations);
             let (mut on_cpu, mut on_wgpu) = (Fed::in_order(200), Fed::in_order(200));
             let mut expected = on_cpu.prefill(cpu.as_mut(), &prompt(70, 3), 640);
             let mut got = on_wgpu.prefill(wgpu.as_mut(), &prompt(70, 3), 640);
             let mut compared = 0;
             for step in 0..40 {
-                let bound = part * expected.iter().fold(0.0f32, |largest, logit| largest.max(logit.abs()));
+                let largest = expected.iter().fold(0.0f32, |largest, logit| largest.max(logit.abs()));
+                let bound = part * largest;
                 let worst = expected.iter().zip(&got).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
                 assert!(worst < bound, "{storage:?} {activations:?} step {step}: logits off by {worst}, bound {bound}");
                 let token = argmax(&expected);
                 let mut sorted = expected.clone();
                 sorted.sort_by(|a, b| b.total_cmp(a));
-                if sorted[0] - sorted[1] > 2.0 * bound {
+                if sorted[0] - sorted[1] > margin * largest {
                     assert_eq!(argmax(&got), token, "{storage:?} {activations:?} step {step}");
                     compared += 1;
                 }

@@ -11,6 +11,6 @@ fn context_512(bencher: divan::Bencher<'_, '_>) {
     let partials = fixture.words(splits * HEADS * (HEAD_DIM + 4));
     let (starts, output) = (fixture.upload(&[0, splits]), fixture.words(HEADS * HEAD_DIM));
     fixture.time(bencher, u64::from(splits * HEADS * HEAD_DIM), |encoder, plan| {
-        paged_attention_reduce(encoder, plan, &partials, &starts, &output, &layout, 1).unwrap();
+        paged_attention_reduce(encoder, plan, &partials, &starts, &output, None, &layout, 1).unwrap();
     });
 }

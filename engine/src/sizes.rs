@@ -111,7 +111,9 @@ fn pool_bytes(
         (None, Some(total)) if memory.max_binding_bytes.is_none() => return Ok(moderate.min(total / 2)),
         (None, Some(total)) => {
             let left = total.checked_sub(used).filter(|&left| left > 0);
-            return left.map(|left| moderate.min(left).min(total / 2)).ok_or_else(|| not_fitting(model, config, memory, total));
+            return left
+                .map(|left| moderate.min(left).min(total / 2))
+                .ok_or_else(|| not_fitting(model, config, memory, total));
         }
         (None, None) => match memory.probed_bytes {
             None => return Ok(moderate),
@@ -252,8 +254,11 @@ mod tests {
         assert!(most > blocks + 1000, "{most}");
         let error = choose(gpu, |config| config.gpu_memory_utilization = Some(0.5)).unwrap_err();
         assert!(error.contains("weights 16.00 GiB") && error.contains("has 12.00 GiB"), "{error}");
-        assert!(error.contains("Q4_0 (4.") && error.contains("--device cpu"), "{error}");
-        assert!(error.contains("KV of 131072 tokens 16.00 GiB") && error.contains("--gpu-memory-utilization"), "{error}");
+        assert!(error.contains("Q4_0 (3.9") && error.contains("--device cpu"), "{error}");
+        assert!(
+            error.contains("KV of 131072 tokens 16.00 GiB") && error.contains("--gpu-memory-utilization"),
+            "{error}"
+        );
         let error = choose(gpu, |config| config.gpu_memory_utilization = Some(1.5)).unwrap_err();
         assert!(error.contains("above 0, at most 1"), "{error}");
     }

@@ -68,7 +68,8 @@ catalogue! {
     SCATTER_BLOCKS "scatter_blocks" [Read, Read, ReadWrite, ReadWrite, Params] ["WORKGROUP_SIZE"];
     PAGED_ATTENTION_DECODE "paged_attention_decode" [Read, Read, Read, Read, Read, Read, ReadWrite, Params]
         ["BLOCK_SIZE", "HEAD_DIM", "SPLIT", "WORKGROUP_SIZE"];
-    PAGED_ATTENTION_REDUCE "paged_attention_reduce" [Read, Read, ReadWrite, Params] ["HEAD_DIM", "WORKGROUP_SIZE"];
+    PAGED_ATTENTION_REDUCE "paged_attention_reduce" [Read, Read, ReadWrite, ReadWrite, ReadWrite, Params]
+        ["HEAD_DIM", "QUANTIZE", "WORKGROUP_SIZE"];
     PAGED_ATTENTION_PREFILL "paged_attention_prefill" [Read, Read, Read, Read, Read, Read, ReadWrite, Params]
         ["BLOCK_SIZE", "HEAD_DIM", "QUERY_TILE"];
     ACT_AND_MUL "act_and_mul" [Read, ReadWrite, ReadWrite, ReadWrite, Params]

@@ -2,8 +2,8 @@
 
 use crate::template::{Value, Variant};
 use crate::{
-    ACT_AND_MUL, CATALOGUE, EMBEDDING, MATMUL, MATMUL_INT8, PAGED_ATTENTION_DECODE, PAGED_ATTENTION_PREFILL,
-    PAGED_ATTENTION_REDUCE, RMS_NORM, ROTATE_AND_CACHE, SAMPLE, TOKEN_LOGPROBS, TOP_K,
+    ACT_AND_MUL, CATALOGUE, EMBEDDING, MATMUL, MATMUL_INT8, PAGED_ATTENTION_DECODE, PAGED_ATTENTION_REDUCE, RMS_NORM,
+    ROTATE_AND_CACHE, SAMPLE, TOKEN_LOGPROBS, TOP_K,
 };
 use Value::{Number, Word};
 
@@ -21,6 +21,11 @@ const MATMUL_SHAPES: [(u32, u32, u32); 4] = [(1, 1, 64), (1, 8, 64), (4, 1, 8), 
 /// The same where lanes share loads.
 const SHARING_SHAPES: [(u32, u32, u32); 2] = [(4, 1, 8), (4, 8, 8)];
 
+/// Invocations a workgroup on hardware and on software adapters, of kernels that take either.
+const SIZES: [u32; 2] = [64, 8];
+/// The same of `paged_attention_decode` and of `rotate_and_cache`.
+const HEAD_SIZES: [u32; 2] = [32, 8];
+
 /// All variants, each kernel at least once.
 pub fn variants() -> Vec<Variant> {
     CATALOGUE
@@ -29,72 +34,78 @@ pub fn variants() -> Vec<Variant> {
             name if name == EMBEDDING.name => by_format(&EMBEDDING, &FORMATS),
             name if name == MATMUL.name => matmuls(&FORMATS),
             name if name == MATMUL_INT8.name => matmuls_int8(&CODE_FORMATS),
-            name if name == PAGED_ATTENTION_DECODE.name => head_dims()
-                .map(|head_dim| {
-                    let values = [
-                        ("BLOCK_SIZE", Number(BLOCK_SIZE)),
-                        ("HEAD_DIM", Number(head_dim)),
-                        ("SPLIT", Number(64)),
-                        ("WORKGROUP_SIZE", Number(32)),
-                    ];
-                    Variant::new(&PAGED_ATTENTION_DECODE, &values)
-                })
-                .collect(),
-            name if name == PAGED_ATTENTION_REDUCE.name => head_dims()
-                .map(|head_dim| {
-                    let values = [("HEAD_DIM", Number(head_dim)), ("WORKGROUP_SIZE", Number(64))];
-                    Variant::new(&PAGED_ATTENTION_REDUCE, &values)
-                })
-                .collect(),
-            name if name == PAGED_ATTENTION_PREFILL.name => head_dims()
-                .map(|head_dim| {
-                    let values = [
-                        ("BLOCK_SIZE", Number(BLOCK_SIZE)),
-                        ("HEAD_DIM", Number(head_dim)),
-                        ("QUERY_TILE", Number(32)),
-                    ];
-                    Variant::new(&PAGED_ATTENTION_PREFILL, &values)
-                })
-                .collect(),
-            name if name == ROTATE_AND_CACHE.name => [(0, 8), (1, 8), (0, 32), (1, 32)]
-                .map(|(norm, workgroup_size)| {
-                    let values = [
-                        ("BLOCK_SIZE", Number(BLOCK_SIZE)),
-                        ("NORM", Number(norm)),
-                        ("WORKGROUP_SIZE", Number(workgroup_size)),
-                    ];
+            name if name.starts_with("paged_attention") => attention(shader),
+            name if name == ROTATE_AND_CACHE.name => {
+                let of = |(norm, size)| {
+                    let values =
+                        [("BLOCK_SIZE", Number(BLOCK_SIZE)), ("NORM", Number(norm)), ("WORKGROUP_SIZE", Number(size))];
                     Variant::new(&ROTATE_AND_CACHE, &values)
-                })
-                .to_vec(),
-            name if name == ACT_AND_MUL.name => [("silu", 0), ("silu", 1), ("gelu", 0), ("gelu", 1)]
-                .map(|(activation, quantize)| {
+                };
+                pairs([0, 1].into_iter(), HEAD_SIZES).map(of).collect()
+            }
+            name if name == ACT_AND_MUL.name => {
+                let of = |((activation, quantize), size)| {
                     let values = [
                         ("ACTIVATION", Word(activation)),
                         ("QUANTIZE", Number(quantize)),
-                        ("WORKGROUP_SIZE", Number(64)),
+                        ("WORKGROUP_SIZE", Number(size)),
                     ];
                     Variant::new(&ACT_AND_MUL, &values)
-                })
-                .to_vec(),
-            name if name == RMS_NORM.name => [(0, 64), (1, 64)]
-                .map(|(quantize, workgroup_size)| {
-                    let values = [("QUANTIZE", Number(quantize)), ("WORKGROUP_SIZE", Number(workgroup_size))];
+                };
+                pairs([("silu", 0), ("silu", 1), ("gelu", 0), ("gelu", 1)].into_iter(), SIZES).map(of).collect()
+            }
+            name if name == RMS_NORM.name => {
+                let of = |(quantize, size)| {
+                    let values = [("QUANTIZE", Number(quantize)), ("WORKGROUP_SIZE", Number(size))];
                     Variant::new(&RMS_NORM, &values)
-                })
-                .to_vec(),
+                };
+                pairs([0, 1].into_iter(), SIZES).map(of).collect()
+            }
             name if [TOP_K.name, SAMPLE.name, TOKEN_LOGPROBS.name].contains(&name) => {
                 vec![Variant::new(shader, &[("WORKGROUP_SIZE", Number(256))])]
             }
-            _ => vec![Variant::new(shader, &[("WORKGROUP_SIZE", Number(64))])],
+            _ => SIZES.map(|size| Variant::new(shader, &[("WORKGROUP_SIZE", Number(size))])).to_vec(),
         })
         .collect()
 }
 
+/// Of one of the attention kernels: by width of a head.
+fn attention(shader: &'static crate::Shader) -> Vec<Variant> {
+    let block_size = ("BLOCK_SIZE", Number(BLOCK_SIZE));
+    let decode = |(head_dim, size)| {
+        let values =
+            [block_size, ("HEAD_DIM", Number(head_dim)), ("SPLIT", Number(64)), ("WORKGROUP_SIZE", Number(size))];
+        Variant::new(shader, &values)
+    };
+    let reduce = |(head_dim, (quantize, size))| {
+        let values = [("HEAD_DIM", Number(head_dim)), ("QUANTIZE", Number(quantize)), ("WORKGROUP_SIZE", Number(size))];
+        Variant::new(shader, &values)
+    };
+    let prefill = |head_dim| {
+        let values = [block_size, ("HEAD_DIM", Number(head_dim)), ("QUERY_TILE", Number(32))];
+        Variant::new(shader, &values)
+    };
+    let rounds = |&(head_dim, (quantize, _)): &(u32, (u32, u32))| quantize == 0 || head_dim % 32 == 0;
+    match shader.name {
+        name if name == PAGED_ATTENTION_DECODE.name => pairs(head_dims(), HEAD_SIZES).map(decode).collect(),
+        name if name == PAGED_ATTENTION_REDUCE.name => {
+            pairs(head_dims(), [(0, 64), (0, 8), (1, 64), (1, 8)]).filter(rounds).map(reduce).collect()
+        }
+        _ => head_dims().map(prefill).collect(),
+    }
+}
+
+/// Every pair of two lists' entries.
+fn pairs<A: Copy, B: Copy, const N: usize>(
+    first: impl Iterator<Item = A>,
+    second: [B; N],
+) -> impl Iterator<Item = (A, B)> {
+    first.flat_map(move |a| second.map(|b| (a, b)))
+}
+
 fn by_format(shader: &'static crate::Shader, formats: &[&'static str]) -> Vec<Variant> {
-    formats
-        .iter()
-        .map(|&format| Variant::new(shader, &[("FORMAT", Word(format)), ("WORKGROUP_SIZE", Number(64))]))
-        .collect()
+    let of = |(format, size)| Variant::new(shader, &[("FORMAT", Word(format)), ("WORKGROUP_SIZE", Number(size))]);
+    pairs(formats.iter().copied(), SIZES).map(of).collect()
 }
 
 fn matmul(shader: &'static crate::Shader, format: &'static str, shape: (u32, u32, u32)) -> Variant {

@@ -2,7 +2,7 @@
 
 use super::paged_attention_decode::Case;
 use crate::harness::{ATTENTION, Harness, Output};
-use engine::kernels::paged_attention_reduce;
+use engine::kernels::{RoundedTo, paged_attention_reduce, quantize_activations};
 use shaders::reference::{self, Chunk};
 
 fn run(harness: &mut Harness, case: &Case) -> Output {
@@ -18,11 +18,23 @@ fn run(harness: &mut Harness, case: &Case) -> Output {
         &partials.buffer,
         &starts,
         &out.buffer,
+        None,
         &case.layout,
         sequences,
     )
     .unwrap();
-    harness.encoder.submit().unwrap();
+    let num_blocks = case.query.len() / 32;
+    let [beside, after] = [(); 2].map(|()| [harness.output(num_blocks * 8), harness.output(num_blocks * 2)]);
+    let (values, encoder) = (harness.output(case.query.len()), &mut harness.encoder);
+    let to = RoundedTo { codes: &beside[0].buffer, block_scales: &beside[1].buffer };
+    let (partials, layout) = (&partials.buffer, &case.layout);
+    paged_attention_reduce(encoder, &plan, partials, &starts, &values.buffer, Some(to), layout, sequences).unwrap();
+    let count = num_blocks as u32;
+    quantize_activations(encoder, &plan, &values.buffer, &after[0].buffer, &after[1].buffer, count).unwrap();
+    // The rounding beside is what rounding afterwards gives, to the bit.
+    harness.same_bits("paged_attention_reduce rounded", &values, &out);
+    harness.same_bits("paged_attention_reduce codes", &beside[0], &after[0]);
+    harness.same_bits("paged_attention_reduce scales", &beside[1], &after[1]);
     out
 }
 

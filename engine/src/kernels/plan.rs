@@ -71,7 +71,11 @@ impl Plan {
                 single: shape,
                 several: MatmulShape { tokens: if share { 8 } else { 4 }, ..shape },
                 max_work: 200_000_000,
-                head_size: 8,
+                // One vector of the CPU: a workgroup of more is run by one thread and takes turns at barriers.
+                workgroup_size: SHARING_LANES,
+                reduce_size: SHARING_LANES,
+                decode_size: SHARING_LANES,
+                head_size: SHARING_LANES,
                 ..Self::baseline()
             }
         } else {
@@ -181,7 +185,10 @@ mod tests {
                 let decode =
                     format!("BLOCK_SIZE={BLOCK_SIZE},HEAD_DIM={head_dim},SPLIT={split},WORKGROUP_SIZE={decode_size}");
                 has("paged_attention_decode", &decode);
-                has("paged_attention_reduce", &format!("HEAD_DIM={head_dim},WORKGROUP_SIZE={workgroup_size}"));
+                for quantize in 0..=u32::from(head_dim % 32 == 0) {
+                    let values = format!("HEAD_DIM={head_dim},QUANTIZE={quantize},WORKGROUP_SIZE={workgroup_size}");
+                    has("paged_attention_reduce", &values);
+                }
                 has(
                     "paged_attention_prefill",
                     &format!("BLOCK_SIZE={BLOCK_SIZE},HEAD_DIM={head_dim},QUERY_TILE={query_tile}"),

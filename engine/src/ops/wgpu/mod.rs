@@ -270,6 +270,9 @@ impl Ops for WgpuOps {
         output.written();
         let cache = &self.cache[layer];
         let (inputs, shape) = (&self.inputs, &self.shape);
+        // Where prompts are computed beside, all rows are rounded together afterwards.
+        let rounds = shape.num_tiles == 0 && self.layout.head_dim.is_multiple_of(32);
+        let rounded = if rounds { output.rounded_with() } else { None };
         if self.input.num_decodes > 0 {
             kernels::paged_attention_decode(
                 &mut self.encoder,
@@ -293,6 +296,7 @@ impl Ops for WgpuOps {
                 &self.partials,
                 &inputs.split_starts,
                 &output.values,
+                rounded,
                 &self.layout,
                 self.input.num_decodes as u32,
             )?;
