@@ -19,6 +19,8 @@ pub struct Tiny {
     pub storage: StorageType,
     /// Puts a NaN into this tensor.
     pub nan_in: Option<&'static str>,
+    /// Makes the first scale of this tensor a NaN.
+    pub broken_scale_in: Option<&'static str>,
     pub architecture: &'static str,
     /// Leaves this tensor out.
     pub without: Option<&'static str>,
@@ -37,6 +39,7 @@ impl Default for Tiny {
         Self {
             storage: StorageType::Q4_1,
             nan_in: None,
+            broken_scale_in: None,
             architecture: "llama",
             without: None,
             type_of: None,
@@ -62,6 +65,9 @@ impl Tiny {
         for tensor in &mut tensors {
             if Some(tensor.name.as_str()) == self.nan_in {
                 tensor.bytes[..4].copy_from_slice(&f32::NAN.to_le_bytes());
+            }
+            if Some(tensor.name.as_str()) == self.broken_scale_in {
+                tensor.bytes[..2].copy_from_slice(&half::f16::NAN.to_le_bytes());
             }
             if let Some((name, type_id)) = self.type_of
                 && tensor.name == name

@@ -161,11 +161,7 @@ pub fn spawn(
 ) -> Result<EngineHandle, LoadError> {
     let opened = device::select(&config.device)?;
     let model = ModelConfig::of(&file)?;
-    if tokenizer.vocab_size() > model.vocab_size {
-        let (tokens, rows) = (tokenizer.vocab_size(), model.vocab_size);
-        let reason = format!("it has {tokens} tokens, the model's embedding {rows}");
-        return Err(LoadError::Tokenizer { path: file.path().to_owned(), reason });
-    }
+    tokenizer.check_vocabulary(&file, model.vocab_size)?;
     let weights_bytes = file.tensor_bytes();
     let memory = opened.memory(weights_bytes, sizes::wanted_bytes(&model, &config, weights_bytes));
     let sizes = Sizes::choose(model, &config, &memory)?;

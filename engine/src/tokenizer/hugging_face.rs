@@ -19,8 +19,11 @@ const MAX_VOCAB: u32 = 1 << 24;
 pub(super) fn read(file: &ModelFile, json: &[u8]) -> Result<Vocabulary, LoadError> {
     let path = file.path().join("tokenizer.json");
     let fail = |reason: String| LoadError::Tokenizer { path: path.clone(), reason };
-    let inner = tokenizers::Tokenizer::from_bytes(json).map_err(|error| fail(error.to_string()))?;
     let text: Json = serde_json::from_slice(json).map_err(|error| fail(error.to_string()))?;
+    // The crate unwraps in places where a file is JSON and no tokeniser.
+    let parsed = std::panic::catch_unwind(|| tokenizers::Tokenizer::from_bytes(json));
+    let inner = parsed.map_err(|_| fail("is no tokeniser that can be read".into()))?;
+    let inner = inner.map_err(|error| fail(error.to_string()))?;
     let added = inner.get_added_tokens_decoder();
     let ids = inner.get_vocab(true).into_values().chain(added.keys().copied());
     let size = ids.max().map_or(0, |id| id.saturating_add(1));

@@ -54,6 +54,19 @@ impl Tokenizer {
         Self { kind: Kind::Bytes4 }
     }
 
+    /// Checks that a model's embedding has a row for every token.
+    ///
+    /// # Errors
+    /// When it has fewer.
+    pub fn check_vocabulary(&self, file: &ModelFile, num_rows: usize) -> Result<(), LoadError> {
+        let num_tokens = self.vocab_size();
+        if num_tokens <= num_rows {
+            return Ok(());
+        }
+        let reason = format!("it has {num_tokens} tokens, the model's embedding {num_rows} rows");
+        Err(LoadError::Tokenizer { path: file.path().to_owned(), reason })
+    }
+
     /// Tokens of the vocabulary.
     pub fn vocab_size(&self) -> usize {
         match &self.kind {
