@@ -127,7 +127,10 @@ fn converted(tensor: TinyTensor, architecture: &str) -> Stored {
     store(&new, StorageType::F32, rows, columns, &values)
 }
 
-fn write_gguf(path: &Path, model: &Value, architecture: &'static str, more: &[(&'static str, Meta)]) {
+/// A metadata key behind the architecture's name.
+type Key = (&'static str, Meta);
+
+fn write_gguf(path: &Path, model: &Value, architecture: &'static str, more: &[Key]) {
     let config = &model["config"];
     let number = |key: &str| config[key].as_u64().unwrap() as u32;
     let key = |name: &str| -> &'static str { format!("{architecture}.{name}").leak() };
@@ -168,7 +171,7 @@ fn gguf_files_as_the_converter_writes_them_give_the_same_logits() {
         ("final_logit_softcapping", Meta::F32(3.0)),
         ("attention.scale", Meta::F32(1.0 / 40f32.sqrt())),
     ];
-    let cases: [(&str, &'static str, &[(&'static str, Meta)]); 3] =
+    let cases: [(&str, &'static str, &[Key]); 3] =
         [("llama-linear", "llama", &linear), ("gemma2", "gemma2", &capped), ("qwen3", "qwen3", &[])];
     for (name, architecture, more) in cases {
         let directory = tempfile::tempdir().unwrap();

@@ -70,7 +70,7 @@ fn iq4_nl(block: &[f32]) -> Vec<u8> {
 /// Q4_K and Q5_K: a scale and a minimum of six bits for each of eight groups.
 fn grouped(storage: StorageType, block: &[f32]) -> Vec<u8> {
     let most = if storage == StorageType::Q4_K { 15.0 } else { 31.0 };
-    let ranges: Vec<(f32, f32)> = block.chunks(32).map(|group| range(group)).collect();
+    let ranges: Vec<(f32, f32)> = block.chunks(32).map(range).collect();
     let scale = |(low, high): (f32, f32)| (high - low.min(0.0)) / most;
     let d = f16::from_f32(ranges.iter().map(|&range| scale(range)).fold(0.0, f32::max) / 63.0);
     let least = f16::from_f32(ranges.iter().map(|(low, _)| -low.min(0.0)).fold(0.0, f32::max) / 63.0);
