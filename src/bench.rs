@@ -109,11 +109,17 @@ pub fn bench(args: BenchArgs) -> Result<ExitCode> {
     let tokenizer = Tokenizer::of(&file)?;
     let mut config = settings.engine(path, &name)?;
     config.max_num_seqs = config.max_num_seqs.max(args.batch_sizes.iter().copied().max().unwrap_or(1));
+    sizes::check_step(&config)?;
     let opened = device::select(&config.device)?;
     let shape = ModelConfig::of(&file)?;
+    tokenizer.check_vocabulary(&file, shape.vocab_size)?;
     let weights_bytes = file.tensor_bytes();
     let memory = opened.memory(weights_bytes, sizes::wanted_bytes(&shape, &config, weights_bytes));
     let sizes = Sizes::choose(shape, &config, &memory)?;
+    let longest = args.prompt_lens.iter().copied().max().unwrap_or(0).max(DECODE_PROMPT + args.decode_tokens + 1);
+    if longest > sizes.max_model_len {
+        bail!("{longest} tokens: the longest sequence has {} here; see --max-model-len", sizes.max_model_len);
+    }
     let started = Instant::now();
     let mut loaded = model_runner::load(opened, &file, &sizes, &config, &mut |_, _| {})?;
     let load_s = started.elapsed().as_secs_f64();

@@ -4,7 +4,8 @@
 //! Called by `pull` and wherever a model is opened. `HF_TOKEN`, `HF_ENDPOINT`, `HF_HOME` and `HF_HUB_OFFLINE` mean what they
 //! mean elsewhere; progress bars and the resumption of what broke off are the `hf-hub` crate's.
 
-use std::path::PathBuf;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
 use hf_hub::api::sync::{Api, ApiBuilder};
@@ -53,11 +54,9 @@ impl HubModel {
         let (path, revision) = rest.rsplit_once('@').unwrap_or((rest, "main"));
         let mut parts = path.splitn(3, '/');
         let named = (parts.next(), parts.next(), parts.next());
-        let is_name = |part: &&str| !part.is_empty() && *part != "." && *part != "..";
         Some(match named {
             (Some(organisation), Some(repository), file)
-                if [organisation, repository, revision].iter().all(is_name)
-                    && file.is_none_or(|file| file.split('/').all(|part| is_name(&part))) =>
+                if [organisation, repository, revision].into_iter().all(is_path) && file.is_none_or(is_path) =>
             {
                 let repository = format!("{organisation}/{repository}");
                 Ok(Self { repository, file: file.map(str::to_owned), revision: revision.to_owned() })
@@ -86,7 +85,10 @@ impl HubModel {
             return fetch_parts(file, &get);
         }
         let names: Vec<String> = match api.info() {
-            Ok(info) => info.siblings.into_iter().map(|sibling| sibling.rfilename).collect(),
+            // A hub says what it likes; files stay where they belong.
+            Ok(info) => {
+                info.siblings.into_iter().map(|sibling| sibling.rfilename).filter(|name| is_path(name)).collect()
+            }
             Err(error) => match cached(CONFIG) {
                 Some(path) => {
                     eprintln!("{}: the hub is not reached ({error}); what its cache has is used", self.repository);
@@ -110,10 +112,14 @@ impl HubModel {
             for name in BESIDE_WEIGHTS.iter().filter(|name| has(name)) {
                 get(name)?;
             }
-            // Some repositories hold the same weights once more in one file.
-            let is_sharded = has(INDEX);
-            for name in weights.iter().filter(|name| !is_sharded || name.contains("-of-")) {
-                get(name)?;
+            if has(INDEX) {
+                for name in indexed(&get(INDEX)?)? {
+                    get(&name)?;
+                }
+            } else {
+                for name in weights {
+                    get(name)?;
+                }
             }
             return parent(config);
         }
@@ -128,6 +134,23 @@ impl HubModel {
                 bail!("{}: name one of its files, as hf:{}/FILE: {listed}", self.repository, self.repository)
             }
         }
+    }
+}
+
+/// Whether a name is a path below where it is put.
+fn is_path(name: &str) -> bool {
+    !name.contains('\\') && name.split('/').all(|part| !part.is_empty() && part != "." && part != "..")
+}
+
+/// The files that an index of weights names.
+fn indexed(index: &Path) -> Result<BTreeSet<String>> {
+    let text = std::fs::read(index).with_context(|| format!("reading {}", index.display()))?;
+    let json: serde_json::Value = serde_json::from_slice(&text).with_context(|| format!("{}", index.display()))?;
+    let map = json["weight_map"].as_object().with_context(|| format!("{}: has no `weight_map`", index.display()))?;
+    let names: BTreeSet<String> = map.values().filter_map(|name| name.as_str()).map(str::to_owned).collect();
+    match names.iter().find(|name| !is_path(name)) {
+        Some(name) => bail!("{}: names `{name}`, which is no file's name", index.display()),
+        None => Ok(names),
     }
 }
 
@@ -169,7 +192,7 @@ mod tests {
         };
         assert_eq!(parse("hf:a/b").unwrap(), named("a/b", None, "main"));
         assert_eq!(parse("hf:a/b/sub/c.gguf@v1").unwrap(), named("a/b", Some("sub/c.gguf"), "v1"));
-        for wrong in ["hf:a", "hf:/b", "hf:a/b@", "hf:a/b/../c", "hf:"] {
+        for wrong in ["hf:a", "hf:/b", "hf:a/b@", "hf:a/b/../c", "hf:a/b@../x", "hf:"] {
             assert!(parse(wrong).unwrap_err().to_string().contains("hf:ORGANISATION/REPOSITORY"), "{wrong}");
         }
         assert!(HubModel::parse("a/b.gguf").is_none());

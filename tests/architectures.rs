@@ -36,8 +36,8 @@ fn check(label: &str, runner: &mut dyn StepRunner, ids: &[u32], model: &Value, b
     }
 }
 
-/// What an f16 cache and f32 sums make of logits of some units.
-const BOUND: f64 = 0.02;
+/// What an f16 cache and f32 sums make of logits of up to 14.
+const BOUND: f64 = 0.03;
 
 #[test]
 fn directories_of_every_architecture_give_the_golden_logits() {

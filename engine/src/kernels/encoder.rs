@@ -15,7 +15,7 @@ use bytemuck::Pod;
 use shaders::{Binding, Shader, Variant};
 
 use super::gpu::{Gpu, GpuBuffer};
-use super::profile::{KernelTimes, Profile};
+use super::profile::{KernelTimes, MAX_TIMED, Profile};
 use crate::ops::DeviceError;
 
 /// A compiled pipeline.
@@ -197,7 +197,9 @@ impl Encoder {
         self.recorded.push(Recorded::Dispatch(dispatch));
         self.num_dispatches += 1;
         self.work += work;
-        if self.work > self.max_work || self.params_bytes.len() as u64 == self.params_stride * MAX_DISPATCHES {
+        // A profile times so many a submit.
+        let timed = self.profile.is_some() && self.recorded.len() == MAX_TIMED;
+        if timed || self.work > self.max_work || self.params_bytes.len() as u64 == self.params_stride * MAX_DISPATCHES {
             self.submit()?;
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! Weight matrices on the device: blocks of 32 repacked into aligned words (`repack`), interleaved by row, sharded by rows.
 //!
-//! Made at load, read by the matrix and embedding wrappers. Layout: rows lie in tiles of 64, a tile's blocks one behind the
+//! Made at load, read by the matrix and embedding wrappers. Layout: rows lie in tiles of 32, a tile's blocks one behind the
 //! other and its rows side by side within each, so that neighbouring lanes (rows) read neighbouring words and a workgroup reads
 //! one stretch of memory. A matrix may be stacked from several tensors; a shard has rows
 //! of one format and stays within the adapter's binding limit. Invariant: repacking goes by pieces of bounded size, so that

@@ -85,6 +85,8 @@ pub struct ModelConfig {
 
 /// Head widths that the attention kernels are rendered for: whole vec4<u32> of f16, and what registers hold.
 const MAX_HEAD_DIM: usize = 256;
+/// More than any model has.
+const MAX_LAYERS: usize = 1024;
 
 impl ModelConfig {
     /// Reads a file's metadata.
@@ -124,6 +126,13 @@ impl ModelConfig {
         let num_kv_heads = keys.optional_size("attention.head_count_kv")?.unwrap_or(num_heads);
         let head_dim = keys.optional_size("attention.key_length")?.unwrap_or(hidden_size / num_heads);
         let num_layers = keys.size("block_count")?;
+        if num_layers > MAX_LAYERS {
+            return Err(keys.error("block_count", format!("is {num_layers}, should be 1 to {MAX_LAYERS}")));
+        }
+        if head_dim == 0 || !head_dim.is_multiple_of(8) || head_dim > MAX_HEAD_DIM {
+            let reason = format!("gives heads of {head_dim} values: not a multiple of 8 up to {MAX_HEAD_DIM}");
+            return Err(keys.error("attention.head_count", reason));
+        }
         let scale = match keys.optional_number("attention.scale")? {
             Some(scale) => scale,
             None => keys.optional_number("attention.query_scalar")?.unwrap_or(head_dim as f64).powf(-0.5),
@@ -153,15 +162,29 @@ impl ModelConfig {
         })
     }
 
+    /// Gives layers their window: those that a list names, or all from one on, where the file says so.
+    ///
+    /// # Errors
+    /// When the file's list has another length than there are layers.
+    pub(super) fn slide(&mut self, keys: &Keys<'_>) -> Result<(), ModelFileError> {
+        let Some(window) = keys.window()? else { return Ok(()) };
+        let slides = match keys.by_layer("attention.sliding_window_pattern", self.num_layers)? {
+            Some(slides) => slides,
+            None => match keys.optional_number("attention.max_window_layers")? {
+                Some(first) => (0..self.num_layers).map(|layer| layer as f64 >= first).collect(),
+                None => return Ok(()),
+            },
+        };
+        let layers = self.layers.iter_mut().zip(slides);
+        layers.filter(|(_, slides)| *slides).for_each(|(layer, _)| layer.window = Some(window));
+        Ok(())
+    }
+
     fn check(&self, keys: &Keys<'_>) -> Result<(), ModelFileError> {
         let refuse = |key: &str, reason: String| Err(keys.error(key, reason));
         if !self.num_heads.is_multiple_of(self.num_kv_heads) {
             let reason = format!("is {}, which does not divide the {} heads", self.num_kv_heads, self.num_heads);
             return refuse("attention.head_count_kv", reason);
-        }
-        if self.head_dim == 0 || !self.head_dim.is_multiple_of(8) || self.head_dim > MAX_HEAD_DIM {
-            let reason = format!("gives heads of {} values: not a multiple of 8 up to {MAX_HEAD_DIM}", self.head_dim);
-            return refuse("attention.head_count", reason);
         }
         for rotary in &self.rotaries {
             rotary.check(self.head_dim).or_else(|(key, reason)| refuse(key, reason))?;
@@ -174,10 +197,8 @@ impl ModelConfig {
         if !self.rms_norm_eps.is_finite() || self.rms_norm_eps < 0.0 {
             return refuse("attention.layer_norm_rms_epsilon", format!("is {}", self.rms_norm_eps));
         }
-        let caps = self.attention_soft_cap.into_iter().chain(self.final_soft_cap);
-        if !(self.attention_scale.is_finite() && self.attention_scale > 0.0) || caps.into_iter().any(|cap| cap.is_nan())
-        {
-            return refuse("attention.scale", format!("is {}, or a soft cap is no number", self.attention_scale));
+        if !(self.attention_scale.is_finite() && self.attention_scale > 0.0) {
+            return refuse("attention.scale", format!("is {}", self.attention_scale));
         }
         Ok(())
     }
@@ -194,9 +215,10 @@ impl ModelConfig {
 
     /// Weights of all matrices, the embedding once.
     pub fn num_weights(&self) -> u64 {
-        let attention = self.hidden_size * (2 * self.query_size() + 2 * self.kv_size());
-        let layer = attention + 3 * self.hidden_size * self.intermediate_size;
-        (self.num_layers * layer + self.vocab_size * self.hidden_size) as u64
+        let [hidden, inner] = [self.hidden_size, self.intermediate_size].map(|size| size as u64);
+        let heads = 2 * (self.query_size() + self.kv_size()) as u64;
+        let layer = hidden.saturating_mul(heads).saturating_add(3 * hidden * inner);
+        (self.num_layers as u64).saturating_mul(layer).saturating_add(self.vocab_size as u64 * hidden)
     }
 
     /// Bytes of K and V of one token in all layers, f16.

@@ -22,8 +22,8 @@ pub(super) fn config(keys: &Keys<'_>) -> Result<ModelConfig, ModelFileError> {
     config.norm_offset = if keys.is_hugging_face() { 1.0 } else { 0.0 };
     config.has_head_norms = true;
     config.has_post_norms = true;
-    config.attention_soft_cap = keys.soft_cap("attn_logit_softcapping")?;
-    config.final_soft_cap = keys.soft_cap("final_logit_softcapping")?;
+    config.attention_soft_cap = keys.soft_cap("attn_logit_softcapping", None)?;
+    config.final_soft_cap = keys.soft_cap("final_logit_softcapping", None)?;
     if !keys.is_hugging_face() && config.num_layers == LAYERS_OF_27B {
         config.attention_scale = ((config.hidden_size / config.num_heads) as f32).powf(-0.5);
     }

@@ -81,12 +81,18 @@ impl<'a> Keys<'a> {
         self.file.optional(&self.key(name), "a number", Value::as_f64)
     }
 
-    /// A soft cap; one of 0 is none.
+    /// A soft cap; one of 0 is none. `default` is that of the architecture's GGUF files which do not tell.
     ///
     /// # Errors
-    /// When it is no number.
-    pub fn soft_cap(&self, name: &str) -> Result<Option<f32>, ModelFileError> {
-        Ok(self.optional_number(name)?.filter(|cap| *cap != 0.0).map(|cap| cap as f32))
+    /// When it is no positive number.
+    pub fn soft_cap(&self, name: &str, default: Option<f32>) -> Result<Option<f32>, ModelFileError> {
+        let Some(cap) = self.optional_number(name)?.map(|cap| cap as f32) else {
+            return Ok(default.filter(|_| !self.is_hugging_face()));
+        };
+        if !(cap.is_finite() && cap >= 0.0) {
+            return Err(self.error(name, format!("is {cap}, not a positive number")));
+        }
+        Ok(Some(cap).filter(|cap| *cap > 0.0))
     }
 
     /// A text that a file need not have.

@@ -43,21 +43,26 @@ impl<'a, O: Ops> Loader<'a, O> {
         let mut tensors: Vec<Tensor> = Vec::with_capacity(parts.len());
         for &(name, rows) in parts {
             let tensor = self.file.tensor(name, rows, columns)?;
-            if let Some(row) = tensor.first_broken_row() {
-                return Err(self
-                    .file
-                    .tensor_error(name, format!("has a scale in row {row} that is no finite number"))
-                    .into());
-            }
+            self.refuse_broken(&tensor)?;
             tensors.push(match self.quantize {
-                Some(quantize) => quantize.apply(tensor),
                 None => tensor,
+                Some(quantize) => {
+                    let rounded = quantize.apply(tensor);
+                    self.refuse_broken(&rounded)?;
+                    rounded
+                }
             });
         }
         let names = parts.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
         let matrix = self.ops.matrix(&tensors).map_err(|source| LoadError::Tensor { name: names, source })?;
         parts.iter().for_each(|(name, _)| self.count(name));
         Ok(matrix)
+    }
+
+    fn refuse_broken(&self, tensor: &Tensor) -> Result<(), LoadError> {
+        let Some(row) = tensor.first_broken_row() else { return Ok(()) };
+        let reason = format!("has a scale in row {row} that is no finite number, or too large for one");
+        Err(self.file.tensor_error(&tensor.name, reason).into())
     }
 
     /// The weights of a norm.

@@ -6,6 +6,7 @@ use crate::model_file::ModelFileError;
 
 /// Reads the configuration.
 pub(super) fn config(keys: &Keys<'_>) -> Result<ModelConfig, ModelFileError> {
-    let config = ModelConfig::plain(keys, "qwen3")?;
+    let mut config = ModelConfig::plain(keys, "qwen3")?;
+    config.slide(keys)?;
     Ok(ModelConfig { has_head_norms: true, ..config })
 }

@@ -83,6 +83,9 @@ impl RotaryConfig {
             Some(part) => (head_dim as f64 * part) as usize,
             None => keys.optional_size("rope.dimension_count")?.unwrap_or(head_dim),
         };
+        if dim == 0 || dim > head_dim {
+            return Err(keys.error("rope.dimension_count", format!("is {dim}, heads have {head_dim} values")));
+        }
         let theta = keys.optional_number("rope.freq_base")?.unwrap_or(10_000.0);
         Ok(Self { theta, dim, scaling: scaling(keys, dim)? })
     }
@@ -130,12 +133,21 @@ fn scaling(keys: &Keys<'_>, dim: usize) -> Result<RopeScaling, ModelFileError> {
         let attention_factor = optional("attn_factor")?.unwrap_or(default);
         return Ok(RopeScaling::Factors { short, long, original: original as usize, attention_factor });
     }
+    let kind = keys.optional_text("rope.scaling.type")?.filter(|kind| *kind != "none");
     if let Some(factors) = factors {
+        if let Some(kind) = kind {
+            let reason = format!("is `{kind}` beside factors of the frequencies: both at once are not supported");
+            return Err(keys.error("rope.scaling.type", reason));
+        }
         let (short, long) = (factors.clone(), factors);
         return Ok(RopeScaling::Factors { short, long, original: usize::MAX, attention_factor: 1.0 });
     }
-    Ok(match keys.optional_text("rope.scaling.type")? {
-        None | Some("none") => RopeScaling::None,
+    Ok(match kind {
+        // A GGUF file's factor alone is a linear one; older files have it under another name.
+        None => match optional("factor")?.or(keys.optional_number("rope.scale_linear")?) {
+            Some(factor) if !keys.is_hugging_face() => RopeScaling::Linear { factor },
+            _ => RopeScaling::None,
+        },
         Some("linear") => RopeScaling::Linear { factor: number("factor")? },
         Some("dynamic") => RopeScaling::Dynamic { factor: number("factor")?, original: original.unwrap_or(longest) },
         Some("llama3") => RopeScaling::Llama3 {
@@ -146,12 +158,18 @@ fn scaling(keys: &Keys<'_>, dim: usize) -> Result<RopeScaling, ModelFileError> {
         },
         Some("yarn") => {
             let factor = number("factor")?;
+            let usual = 0.1 * factor.ln() + 1.0;
+            // GGUF's number multiplies the usual one, Hugging Face's stands in its place.
+            let attention_factor = match optional("attn_factor")? {
+                Some(own) if keys.is_hugging_face() => own,
+                own => own.unwrap_or(1.0) * usual,
+            };
             RopeScaling::Yarn {
                 factor,
-                original: original.unwrap_or(longest / factor),
+                original: original.unwrap_or(longest),
                 beta_fast: optional("yarn_beta_fast")?.unwrap_or(32.0),
                 beta_slow: optional("yarn_beta_slow")?.unwrap_or(1.0),
-                attention_factor: optional("attn_factor")?.unwrap_or(0.1 * factor.ln() + 1.0),
+                attention_factor,
             }
         }
         Some(other) => {

@@ -18,5 +18,6 @@ pub(super) fn config(keys: &Keys<'_>) -> Result<ModelConfig, ModelFileError> {
     for (layer, rotated) in config.layers.iter_mut().zip(rotated) {
         layer.rotary = rotated.then_some(0);
     }
+    config.slide(keys)?;
     Ok(config)
 }

@@ -126,6 +126,8 @@ impl Metadata {
     }
 }
 
+/// More tokens than any vocabulary has.
+const MAX_ARRAY: u64 = 1 << 24;
 const TYPE_STRING: u32 = 8;
 const TYPE_ARRAY: u32 = 9;
 
@@ -159,6 +161,9 @@ fn parse_array(cursor: &mut Cursor<'_>) -> Result<Array, String> {
     }
     let min_bytes = if type_id == TYPE_STRING { 8 } else { 1 };
     let len = cursor.count("array length", min_bytes)?;
+    if len > MAX_ARRAY {
+        return Err(format!("an array of {len} entries: at most {MAX_ARRAY} are read"));
+    }
     let mut strings = Vec::new();
     let mut integers = Vec::new();
     let mut floats = Vec::new();

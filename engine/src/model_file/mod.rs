@@ -247,7 +247,7 @@ impl ModelFile {
             self.tensor_error(name, format!("has rows of {columns} values, not a multiple of {len}"))
         })?;
         let map = &self.maps[raw.map];
-        let bytes = row_bytes as u64 * rows as u64;
+        let bytes = (row_bytes as u64).saturating_mul(rows as u64);
         let end = raw.offset.checked_add(bytes).filter(|&end| end <= map.len() as u64).ok_or_else(|| {
             let (size, offset) = (map.len(), raw.offset);
             self.tensor_error(name, format!("ends past the file: {bytes} bytes at offset {offset}, file has {size}"))

@@ -46,7 +46,11 @@ impl Quantize {
 
     fn round(self, values: &[f32; BLOCK_LEN], block: &mut [u8]) {
         // The value that lies farthest from zero, with its sign.
-        let farthest = values.iter().fold(0.0f32, |far, &x| if x.abs() > far.abs() { x } else { far });
+        let mut farthest = values.iter().fold(0.0f32, |far, &x| if x.abs() > far.abs() { x } else { far });
+        // What is no number must not become one: its block's scale says so.
+        if values.iter().any(|x| !x.is_finite()) {
+            farthest = f32::NAN;
+        }
         let (scale, codes) = block.split_at_mut(2);
         match self {
             Self::Q8_0 => {

@@ -74,14 +74,22 @@ impl Tensor {
         out
     }
 
-    /// The first row with a scale that is no finite number, which would make all of its block so.
+    /// The first row with a scale that is no finite number, or whose offset on a GPU would be none: all of its block is broken.
     pub fn first_broken_row(&self) -> Option<usize> {
         let scales = self.storage.scale_offsets();
         if scales.is_empty() {
             return None;
         }
-        let is_broken =
-            |block: &[u8]| scales.iter().any(|&at| !f16::from_le_bytes([block[at], block[at + 1]]).is_finite());
+        // Codes are stored from zero on: the least value is the scale times this.
+        let offset = match self.storage {
+            StorageType::Q4_0 => 8.0,
+            StorageType::Q5_0 => 16.0,
+            _ => 1.0,
+        };
+        let is_broken = |block: &[u8]| {
+            let scale = |&at: &usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
+            scales.iter().map(scale).any(|scale| !f16::from_f32(scale * offset).is_finite())
+        };
         let rows = self.bytes().par_chunks_exact(self.row_bytes());
         rows.position_first(|row| row.chunks_exact(self.storage.block_bytes()).any(is_broken))
     }

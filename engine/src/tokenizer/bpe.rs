@@ -16,6 +16,9 @@ use super::vocabulary::{
 use crate::error::LoadError;
 use crate::model_file::{ModelFile, Value};
 
+/// What files call Llama 3's pre-tokeniser.
+const LLAMA3_NAMES: [&str; 3] = ["llama-bpe", "llama3", "llama-v3"];
+
 /// The tokeniser of a file whose `tokenizer.ggml.model` is `gpt2`.
 ///
 /// # Errors
@@ -27,6 +30,8 @@ pub(super) fn read(file: &ModelFile) -> Result<Vocabulary, LoadError> {
     let types = token_types(file, tokens.len())?;
     let pre = file.optional("tokenizer.ggml.pre", "a string", Value::as_str)?.unwrap_or("default");
     let inner = build(tokens, merges, types, pre).map_err(fail)?;
+    // Llama 3's texts begin so, and older files of it do not say it.
+    let begins = LLAMA3_NAMES.contains(&pre);
     let alphabet = byte_alphabet();
     let bytes = tokens.iter().enumerate().map(|(id, token)| match types.get(id) {
         Some(&(TYPE_CONTROL | TYPE_USER_DEFINED)) => token.as_bytes().to_vec(),
@@ -37,7 +42,7 @@ pub(super) fn read(file: &ModelFile) -> Result<Vocabulary, LoadError> {
         bytes: bytes.collect(),
         control: (0..tokens.len()).map(|id| types.get(id) == Some(&TYPE_CONTROL)).collect(),
         bos_token_id: token_id(file, "tokenizer.ggml.bos_token_id", tokens.len())?,
-        add_bos: Some(file.optional("tokenizer.ggml.add_bos_token", "a boolean", Value::as_bool)?.unwrap_or(false)),
+        add_bos: Some(file.optional("tokenizer.ggml.add_bos_token", "a boolean", Value::as_bool)?.unwrap_or(begins)),
         eos_token_ids: eos_token_ids(file, tokens)?,
     })
 }
@@ -52,7 +57,7 @@ fn build(tokens: &[String], merges: &[String], types: &[i64], pre: &str) -> Resu
         let (left, right) = merge.split_once(' ').ok_or_else(|| format!("merge `{merge}` is not two tokens"))?;
         pairs.push((left.to_owned(), right.to_owned()));
     }
-    let ignore_merges = matches!(pre, "llama-bpe" | "llama3" | "llama-v3" | "tekken");
+    let ignore_merges = LLAMA3_NAMES.contains(&pre) || pre == "tekken";
     let bpe = BPE::builder()
         .vocab_and_merges(vocab.into_iter().collect::<tokenizers::models::bpe::Vocab>(), pairs)
         .ignore_merges(ignore_merges)
@@ -93,7 +98,7 @@ fn pre_tokenizer(pre: &str) -> Result<PreTokenizerWrapper, String> {
         "smollm" | "starcoder" | "refact" | "command-r" | "codeshell" | "exaone" => {
             vec![Digits::new(true).into(), bytes(true)]
         }
-        "llama-bpe" | "llama3" | "llama-v3" => vec![split(LLAMA3)?, bytes(false)],
+        name if LLAMA3_NAMES.contains(&name) => vec![split(LLAMA3)?, bytes(false)],
         "qwen2" | "deepseek-r1-qwen" => vec![split(QWEN2)?, bytes(false)],
         other => return Err(format!("pre-tokeniser `{other}` is not supported")),
     };

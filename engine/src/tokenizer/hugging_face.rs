@@ -23,7 +23,10 @@ pub(super) fn read(file: &ModelFile, json: &[u8]) -> Result<Vocabulary, LoadErro
     // The crate unwraps in places where a file is JSON and no tokeniser.
     let parsed = std::panic::catch_unwind(|| tokenizers::Tokenizer::from_bytes(json));
     let inner = parsed.map_err(|_| fail("is no tokeniser that can be read".into()))?;
-    let inner = inner.map_err(|error| fail(error.to_string()))?;
+    let mut inner = inner.map_err(|error| fail(error.to_string()))?;
+    // How a training run cut and filled its texts is nothing to a prompt.
+    inner.with_truncation(None).map_err(|error| fail(error.to_string()))?;
+    inner.with_padding(None);
     let added = inner.get_added_tokens_decoder();
     let ids = inner.get_vocab(true).into_values().chain(added.keys().copied());
     let size = ids.max().map_or(0, |id| id.saturating_add(1));

@@ -47,10 +47,16 @@ pub(super) fn read(file: &ModelFile) -> Result<Vocabulary, LoadError> {
     })
 }
 
+/// Pieces are words or runs of spaces; every way of cutting one is looked at.
+const MAX_PIECE_BYTES: usize = 1024;
+
 fn build(tokens: &[String], scores: &[f64], types: &[i64], add_space: bool) -> Result<tokenizers::Tokenizer, String> {
     let ids: HashMap<&str, u32> = tokens.iter().map(String::as_str).zip(0..).collect();
     if ids.len() != tokens.len() {
         return Err(format!("{} of {} tokens are duplicates", tokens.len() - ids.len(), tokens.len()));
+    }
+    if let Some(id) = tokens.iter().position(|token| token.len() > MAX_PIECE_BYTES) {
+        return Err(format!("token {id} has {} bytes: at most {MAX_PIECE_BYTES} are read", tokens[id].len()));
     }
     let unknown = types.iter().position(|&kind| kind == TYPE_UNKNOWN).map(|id| tokens[id].clone());
     let vocab: Vocab = tokens.iter().cloned().zip(0..).collect();

@@ -6,7 +6,7 @@ use serde_json::Value as Json;
 use super::super::{Array, Metadata, Value};
 
 /// Names of numbers: Hugging Face's, and GGUF's behind the architecture's name.
-const NUMBERS: [(&str, &str); 17] = [
+const NUMBERS: [(&str, &str); 18] = [
     ("vocab_size", "vocab_size"),
     ("hidden_size", "embedding_length"),
     ("num_hidden_layers", "block_count"),
@@ -19,6 +19,7 @@ const NUMBERS: [(&str, &str); 17] = [
     ("rope_theta", "rope.freq_base"),
     ("rope_local_base_freq", "rope.freq_base_swa"),
     ("sliding_window", "attention.sliding_window"),
+    ("max_window_layers", "attention.max_window_layers"),
     ("attn_logit_softcapping", "attn_logit_softcapping"),
     ("final_logit_softcapping", "final_logit_softcapping"),
     ("partial_rotary_factor", "rope.partial_factor"),
@@ -27,7 +28,7 @@ const NUMBERS: [(&str, &str); 17] = [
 ];
 
 /// Names of a scaling's numbers.
-const SCALING: [(&str, &str); 8] = [
+const SCALING: [(&str, &str); 9] = [
     ("factor", "rope.scaling.factor"),
     ("original_max_position_embeddings", "rope.scaling.original_context_length"),
     ("low_freq_factor", "rope.scaling.low_freq_factor"),
@@ -36,6 +37,7 @@ const SCALING: [(&str, &str); 8] = [
     ("beta_fast", "rope.scaling.yarn_beta_fast"),
     ("beta_slow", "rope.scaling.yarn_beta_slow"),
     ("rope_theta", "rope.freq_base"),
+    ("partial_rotary_factor", "rope.partial_factor"),
 ];
 
 /// Puts the configuration's values into `metadata`; returns GGUF's name of the architecture.

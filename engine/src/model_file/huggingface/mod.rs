@@ -26,7 +26,7 @@ pub(super) fn open(directory: &Path) -> Result<ModelFile, ModelFileError> {
     let mut metadata = Metadata::default();
     let malformed = |file: &str, reason: String| ModelFileError::Malformed { path: directory.join(file), reason };
     let architecture = config::translate(&config, &mut metadata).map_err(|reason| malformed("config.json", reason))?;
-    read_tokens(directory, &mut metadata)?;
+    read_tokens(directory, &config, &mut metadata)?;
     let tokenizer = directory.join("tokenizer.json");
     let json = read(&tokenizer)?.ok_or_else(|| missing(&tokenizer))?;
     let tied = config.get("tie_word_embeddings").and_then(Json::as_bool).unwrap_or(false);
@@ -151,7 +151,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Vec<(String, RawTensor)>, String> {
 }
 
 /// Chat template, and the tokens that begin and end a text, by name or number.
-fn read_tokens(directory: &Path, metadata: &mut Metadata) -> Result<(), ModelFileError> {
+fn read_tokens(directory: &Path, config: &Json, metadata: &mut Metadata) -> Result<(), ModelFileError> {
     let settings = json(&directory.join("tokenizer_config.json"))?.unwrap_or(Json::Null);
     let generation = json(&directory.join("generation_config.json"))?.unwrap_or(Json::Null);
     let template = match read(&directory.join("chat_template.jinja"))? {
@@ -168,9 +168,12 @@ fn read_tokens(directory: &Path, metadata: &mut Metadata) -> Result<(), ModelFil
             metadata.set(key, Value::String(text));
         }
     }
-    let ids = &generation["eos_token_id"];
-    let ids: Vec<i64> =
-        ids.as_array().map_or_else(|| vec![ids.clone()], Clone::clone).iter().filter_map(Json::as_i64).collect();
+    // One number, or several.
+    let listed = [&generation["eos_token_id"], &config["eos_token_id"]].into_iter().flat_map(|ids| match ids {
+        Json::Array(ids) => ids.clone(),
+        id => vec![id.clone()],
+    });
+    let ids: Vec<i64> = listed.filter_map(|id| id.as_i64()).collect();
     if !ids.is_empty() {
         metadata.set("tokenizer.eos_token_ids", Value::Array(super::Array::Integers(ids)));
     }

@@ -93,7 +93,8 @@ impl StorageType {
 
     /// Bytes of a row of `columns` values; `None` where a quantised row is not a whole number of blocks.
     pub fn row_bytes(self, columns: usize) -> Option<usize> {
-        columns.is_multiple_of(self.block_len()).then(|| columns / self.block_len() * self.block_bytes())
+        let blocks = columns.is_multiple_of(self.block_len()).then(|| columns / self.block_len())?;
+        blocks.checked_mul(self.block_bytes())
     }
 
     /// Where the f16 scales of a block lie in it.
