@@ -199,6 +199,21 @@ mod tests {
     }
 
     #[test]
+    fn names_that_lead_elsewhere_are_none() {
+        assert!(is_path("a.gguf") && is_path("sub/a.gguf"));
+        for wrong in ["", "../a", "/a", "a/../b", "a//b", "a\\b", ".", "sub/"] {
+            assert!(!is_path(wrong), "{wrong}");
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let index = directory.path().join("index.json");
+        let write = |text: &str| std::fs::write(&index, text).unwrap();
+        write(r#"{"weight_map": {"a": "one.safetensors", "b": "two.safetensors", "c": "one.safetensors"}}"#);
+        assert_eq!(indexed(&index).unwrap().len(), 2);
+        write(r#"{"weight_map": {"a": "../../x"}}"#);
+        assert!(indexed(&index).unwrap_err().to_string().contains("../../x"));
+    }
+
+    #[test]
     fn of_many_files_the_usual_one_is_taken_with_its_parts() {
         let model = HubModel::parse("hf:a/b").unwrap().unwrap();
         let fetched = std::cell::RefCell::new(Vec::new());

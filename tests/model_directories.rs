@@ -191,3 +191,34 @@ fn a_scale_that_is_no_number_is_named_with_its_tensor_and_row() {
         "{error}"
     );
 }
+
+#[test]
+fn a_tokeniser_neither_cuts_nor_fills_prompts() {
+    let directory = tempfile::tempdir().unwrap();
+    write(directory.path(), &golden()["models"]["qwen3"], "BF16", false);
+    let cut = json!({ "direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0 });
+    set(directory.path(), "tokenizer.json", "truncation", cut);
+    let fill = json!({ "strategy": { "Fixed": 40 }, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 95,
+                       "pad_type_id": 0, "pad_token": "<eos>" });
+    set(directory.path(), "tokenizer.json", "padding", fill);
+    let tokenizer = Tokenizer::of(&ModelFile::open(directory.path()).unwrap()).unwrap();
+    assert_eq!(tokenizer.encode("Hello there", true).unwrap().len(), 11);
+}
+
+#[test]
+fn blocks_of_short_and_of_long_rotations_are_not_mixed() {
+    let fingerprint = |name: &str, max_model_len: usize| {
+        let directory = tempfile::tempdir().unwrap();
+        write(directory.path(), &golden()["models"][name], "BF16", false);
+        let file = ModelFile::open(directory.path()).unwrap();
+        let mut config = EngineConfig::new(directory.path().to_owned(), "cpu");
+        config.max_model_len = Some(max_model_len);
+        let model = ModelConfig::of(&file).unwrap();
+        let sizes = Sizes::choose(model, &config, &DeviceMemory::default()).unwrap();
+        engine::fingerprint::of_model(&file, &sizes, &config).to_string()
+    };
+    // Phi-3's tiny model was trained on 64 tokens.
+    assert_eq!(fingerprint("phi3", 32), fingerprint("phi3", 64));
+    assert_ne!(fingerprint("phi3", 64), fingerprint("phi3", 65));
+    assert_eq!(fingerprint("qwen3", 64), fingerprint("qwen3", 65));
+}

@@ -97,6 +97,17 @@ mod tests {
     }
 
     #[test]
+    fn what_is_no_number_stays_broken() {
+        for broken in [f32::NAN, f32::INFINITY, 1e30] {
+            let mut values = [1.0f32; 128];
+            values[100] = broken;
+            for quantize in [Quantize::Q8_0, Quantize::Q4_0] {
+                assert_eq!(quantize.apply(tensor(&values)).first_broken_row(), Some(1), "{broken} {quantize:?}");
+            }
+        }
+    }
+
+    #[test]
     fn rows_that_are_no_whole_blocks_stay_as_they_are() {
         let values = [1.0f32; 80];
         assert_eq!(Quantize::Q8_0.apply(tensor(&values)).storage, StorageType::F32);

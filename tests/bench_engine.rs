@@ -1,0 +1,60 @@
+//! `pagoda bench engine`: its JSON on the CPU and on the software GPU, and what it refuses.
+
+mod support;
+
+use serde_json::Value;
+use std::process::{Command, Output};
+use support::tiny_model::Tiny;
+
+fn bench(flags: &[&str]) -> Output {
+    let short =
+        ["bench", "engine", "--prompt-lens", "8,40", "--batch-sizes", "1,3", "--decode-tokens", "4", "--rounds", "1"];
+    Command::new(env!("CARGO_BIN_EXE_pagoda")).args(short).args(flags).output().unwrap()
+}
+
+#[test]
+fn speeds_are_told_by_length_and_by_sequences_with_the_kernels_of_a_gpu() {
+    let (_directory, path) = Tiny::default().write();
+    let mut devices = vec!["cpu".to_owned()];
+    devices.extend(support::software_vulkan());
+    for device in devices {
+        let flags = ["--json", "--device", &device, "--model", path.to_str().unwrap(), "--kv-cache-memory", "4M"];
+        let output = bench(&flags);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        for (kind, counts) in [("prefill", [8, 40]), ("decode", [1, 3])] {
+            let speeds = report[kind].as_array().unwrap();
+            let found: Vec<u64> = speeds.iter().map(|speed| speed["count"].as_u64().unwrap()).collect();
+            assert_eq!(found, counts, "{device} {kind}");
+            assert!(speeds.iter().all(|speed| speed["tokens_per_s"].as_f64() > Some(0.0)), "{report}");
+        }
+        assert!(report["copy_gb_per_s"].as_f64() > Some(0.0) && report["dot_gmac_per_s"][1].as_f64() > Some(0.0));
+        let kernels = report["kernels_of_a_decode_step"].as_array().unwrap();
+        if device == "cpu" {
+            assert!(kernels.is_empty() && report["dispatches_a_decode_step"] == 0);
+            continue;
+        }
+        let dispatches: u64 = kernels.iter().map(|kernel| kernel["dispatches"].as_u64().unwrap()).sum();
+        assert_eq!(report["dispatches_a_decode_step"], dispatches, "{report}");
+        let share: f64 = kernels.iter().map(|kernel| kernel["share"].as_f64().unwrap()).sum();
+        assert!(
+            (share - 1.0).abs() < 1e-6 && kernels.iter().all(|kernel| kernel["ms"].as_f64() > Some(0.0)),
+            "{report}"
+        );
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_with_its_numbers() {
+    let (_directory, path) = Tiny::default().write();
+    let model = ["--device", "cpu", "--model", path.to_str().unwrap()];
+    for (flags, words) in [
+        (&["--max-model-len", "32"][..], "40 tokens"),
+        (&["--max-num-batched-tokens", "2"][..], "--max-num-batched-tokens"),
+        (&["--kv-cache-memory", "10K"][..], "longest sequence has 32"),
+    ] {
+        let output = bench(&[&model[..], flags].concat());
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && error.contains(words) && !error.contains("panicked"), "{flags:?}: {error}");
+    }
+}
