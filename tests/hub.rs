@@ -5,10 +5,11 @@ mod support;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::{Arc, Mutex};
+use support::server::listen;
 use support::tiny_directory;
 use support::tiny_model::Tiny;
 
@@ -23,15 +24,8 @@ struct Hub {
 impl Hub {
     fn start(files: BTreeMap<String, Vec<u8>>, token: Option<&'static str>) -> (Arc<Self>, String) {
         let hub = Arc::new(Self { files, token, asked: Mutex::default() });
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = format!("http://{}", listener.local_addr().unwrap());
         let served = Arc::clone(&hub);
-        std::thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let hub = Arc::clone(&served);
-                std::thread::spawn(move || drop(hub.answer(stream)));
-            }
-        });
+        let address = listen(move |stream| served.answer(stream));
         (hub, address)
     }
 

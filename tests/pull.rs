@@ -3,10 +3,11 @@
 mod support;
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::{Arc, Mutex};
+use support::server::listen;
 
 /// What the fake hub serves and what it was asked.
 struct Hub {
@@ -21,16 +22,8 @@ struct Hub {
 impl Hub {
     fn start(file: Vec<u8>, status: u16, cut_at: Option<usize>) -> (Arc<Self>, String) {
         let hub = Arc::new(Self { file, status, cut_at: Mutex::new(cut_at), starts: Mutex::default() });
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = format!("http://{}", listener.local_addr().unwrap());
         let served = Arc::clone(&hub);
-        std::thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let hub = Arc::clone(&served);
-                // A client that goes away in mid-download is no failure of the hub.
-                std::thread::spawn(move || drop(hub.answer(stream)));
-            }
-        });
+        let address = listen(move |stream| served.answer(stream));
         (hub, address)
     }
 

@@ -11,28 +11,17 @@ fn weight_block(block: u32, row: u32) -> array<vec4<f32>, 8> {
         {% endfor %}
     );
 }
-{% elif FORMAT == "f16" %}
+{% elif FORMAT in ["f16", "bf16"] %}
+{% if FORMAT == "f16" %}
 fn halves(low: u32, high: u32) -> vec4<f32> {
     return vec4<f32>(unpack2x16float(low), unpack2x16float(high));
 }
-
-fn weight_block(block: u32, row: u32) -> array<vec4<f32>, 8> {
-    let base = block_index(block, row) * 4u;
-    {% for i in range(4) %}
-    let w{{ i }} = weights[base + {{ i }}u];
-    {% endfor %}
-    return array<vec4<f32>, 8>(
-        {% for i in range(4) %}
-        halves(w{{ i }}.x, w{{ i }}.y),
-        halves(w{{ i }}.z, w{{ i }}.w),
-        {% endfor %}
-    );
-}
-{% elif FORMAT == "bf16" %}
+{% else %}
 // The upper halves of f32 numbers, two a word.
 fn halves(low: u32, high: u32) -> vec4<f32> {
     return bitcast<vec4<f32>>(vec4<u32>(low << 16u, low & 0xffff0000u, high << 16u, high & 0xffff0000u));
 }
+{% endif %}
 
 fn weight_block(block: u32, row: u32) -> array<vec4<f32>, 8> {
     let base = block_index(block, row) * 4u;

@@ -192,6 +192,21 @@ pub fn send(address: &str, method: &str, path: &str, headers: &str, body: &str) 
     stream
 }
 
+/// Listens on a port of its own and answers each connection on a thread; returns the URL.
+pub fn listen(answer: impl Fn(TcpStream) -> std::io::Result<()> + Send + Sync + 'static) -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let answer = Arc::new(answer);
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let answer = Arc::clone(&answer);
+            // A client that goes away is no failure of ours.
+            std::thread::spawn(move || drop(answer(stream)));
+        }
+    });
+    url
+}
+
 /// Reads an answer to its end; a chunked body is joined.
 pub fn read_answer(stream: &mut TcpStream) -> Answer {
     let mut bytes = Vec::new();
