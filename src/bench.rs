@@ -301,7 +301,9 @@ impl Report {
                 );
             }
         }
-        println!("{} dispatches a decode step", self.dispatches_a_decode_step);
+        if self.dispatches_a_decode_step > 0 {
+            println!("{} dispatches a decode step", self.dispatches_a_decode_step);
+        }
         for (title, kernels) in
             [("a decode step", &self.kernels_of_a_decode_step), ("the longest prefill", &self.kernels_of_a_prefill)]
         {

@@ -27,12 +27,12 @@ pub use tensor::Tensor;
 #[derive(Debug, thiserror::Error)]
 pub enum ModelFileError {
     /// The file cannot be opened or mapped.
-    #[error("{path}: {source}")]
+    #[error("{path}: {reason}")]
     Open {
         /// The file.
         path: PathBuf,
-        /// The system's reason.
-        source: std::io::Error,
+        /// The system's reason; no source, which would be told twice.
+        reason: std::io::Error,
     },
     /// The bytes are not a model file that we read.
     #[error("{path}: not a readable model file: {reason}")]
@@ -105,7 +105,7 @@ fn map_file(path: &Path) -> Result<Arc<Mmap>, ModelFileError> {
         // mapped raises SIGBUS; model files are replaced by rename, never written in place.
         unsafe { Mmap::map(&file) }
     };
-    let map = opened().map_err(|source| ModelFileError::Open { path: path.to_owned(), source })?;
+    let map = opened().map_err(|reason| ModelFileError::Open { path: path.to_owned(), reason })?;
     Ok(Arc::new(map))
 }
 

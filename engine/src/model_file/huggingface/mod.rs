@@ -62,13 +62,13 @@ pub(super) fn open(directory: &Path) -> Result<ModelFile, ModelFileError> {
 }
 
 fn missing(path: &Path) -> ModelFileError {
-    let source = std::io::Error::new(std::io::ErrorKind::NotFound, "a model directory must have it");
-    ModelFileError::Open { path: path.to_owned(), source }
+    let reason = std::io::Error::new(std::io::ErrorKind::NotFound, "a model directory must have it");
+    ModelFileError::Open { path: path.to_owned(), reason }
 }
 
 /// A file's bytes; `None` where there is none.
 fn read(path: &Path) -> Result<Option<Vec<u8>>, ModelFileError> {
-    let fail = |source| ModelFileError::Open { path: path.to_owned(), source };
+    let fail = |reason| ModelFileError::Open { path: path.to_owned(), reason };
     let len = match path.metadata() {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(fail(error)),
@@ -112,7 +112,7 @@ fn weight_files(directory: &Path) -> Result<Vec<PathBuf>, ModelFileError> {
     if single.is_file() {
         return Ok(vec![single]);
     }
-    let fail = |source| ModelFileError::Open { path: directory.to_owned(), source };
+    let fail = |reason| ModelFileError::Open { path: directory.to_owned(), reason };
     let mut found = Vec::new();
     for entry in directory.read_dir().map_err(fail)? {
         let path = entry.map_err(fail)?.path();
