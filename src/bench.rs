@@ -7,14 +7,12 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use engine::batch::{Choice, ModelInput};
-use engine::device;
 use engine::kernels::KernelTimes;
 use engine::kv::BLOCK_SIZE;
 use engine::model::ModelConfig;
 use engine::model_file::ModelFile;
 use engine::model_runner::{self, StepRunner};
 use engine::ops::ceiling::MANY_TOKENS;
-use engine::sizes::{self, Sizes};
 use engine::tokenizer::Tokenizer;
 use serde::Serialize;
 
@@ -109,13 +107,7 @@ pub fn bench(args: BenchArgs) -> Result<ExitCode> {
     let tokenizer = Tokenizer::of(&file)?;
     let mut config = settings.engine(path, &name)?;
     config.max_num_seqs = config.max_num_seqs.max(args.batch_sizes.iter().copied().max().unwrap_or(1));
-    sizes::check_step(&config)?;
-    let opened = device::select(&config.device)?;
-    let shape = ModelConfig::of(&file)?;
-    tokenizer.check_vocabulary(&file, shape.vocab_size)?;
-    let weights_bytes = file.tensor_bytes();
-    let memory = opened.memory(weights_bytes, sizes::wanted_bytes(&shape, &config, weights_bytes));
-    let sizes = Sizes::choose(shape, &config, &memory)?;
+    let (opened, sizes) = model_runner::prepare(&file, &tokenizer, &config)?;
     let longest = args.prompt_lens.iter().copied().max().unwrap_or(0).max(DECODE_PROMPT + args.decode_tokens + 1);
     if longest > sizes.max_model_len {
         bail!("{longest} tokens: the longest sequence has {} here; see --max-model-len", sizes.max_model_len);
@@ -128,7 +120,7 @@ pub fn bench(args: BenchArgs) -> Result<ExitCode> {
         num_blocks: sizes.layout.num_blocks,
         max_rows: config.max_num_batched_tokens,
         vocab_size: tokenizer.vocab_size().min(sizes.model.vocab_size),
-        weights_bytes,
+        weights_bytes: file.tensor_bytes(),
         macs_per_token: macs_per_token(&sizes.model),
         rounds: args.rounds,
     };

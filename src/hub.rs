@@ -16,8 +16,8 @@ const RETRIES: usize = 3;
 /// The storage type that is taken where a repository has many and none was named.
 const USUAL_STORAGE: &str = "Q4_K_M";
 /// What a directory needs beside its weights, where the repository has it.
-const BESIDE_WEIGHTS: [&str; 5] =
-    ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json", INDEX];
+const BESIDE_WEIGHTS: [&str; 4] =
+    ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"];
 const CONFIG: &str = "config.json";
 const INDEX: &str = "model.safetensors.index.json";
 

@@ -22,7 +22,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// A router's short request is a sixth cheaper than with the system's allocator (`benches/router.rs`, overhead).
+/// For the router, whose short requests are many small allocations: 0.046 and 0.050 CPU seconds a 1,000 in two runs of
+/// `benches/router.rs` with it, 0.053 in the last without.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

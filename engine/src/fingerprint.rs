@@ -12,19 +12,17 @@ use protocol::fingerprint::FingerprintParts;
 use crate::config::EngineConfig;
 use crate::kv::BLOCK_SIZE;
 use crate::model_file::ModelFile;
-use crate::ops::rotary::Rotary;
 use crate::sizes::Sizes;
 
 /// The fingerprint of a file under these settings; the weights' hash is read from and written to the directory that they
 /// name, where they name one.
 pub fn of_model(file: &ModelFile, sizes: &Sizes, config: &EngineConfig) -> ModelFingerprint {
     let model = &sizes.model;
-    let rotaries: Vec<Rotary> = model.rotaries.iter().map(|rotary| Rotary::new(rotary, sizes.max_model_len)).collect();
     ModelFingerprint::of(&FingerprintParts {
         weights: weights(file, config.fingerprint_cache.as_deref()),
         // Whatever the configuration says changes what is computed of the same weights; so does what the longest text makes
         // of the rotary frequencies.
-        architecture: &format!("{model:?} {:?} {rotaries:?}", config.quantize),
+        architecture: &format!("{model:?} {:?} {:?}", config.quantize, sizes.rotaries()),
         kv_dtype: "f16",
         num_layers: model.num_layers,
         num_kv_heads: model.num_kv_heads,

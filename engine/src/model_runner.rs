@@ -14,14 +14,14 @@ use crate::device::{self, Selected as Device};
 use crate::error::LoadError;
 use crate::kernels::{Gpu, KernelTimes, Plan};
 use crate::kv::{BLOCK_SIZE, BlockId, Load};
-use crate::model::Decoder;
+use crate::model::{Decoder, ModelConfig};
 use crate::model_file::ModelFile;
 use crate::ops::ceiling::{self, Ceiling};
 use crate::ops::cpu::CpuOps;
-use crate::ops::rotary::Rotary;
 use crate::ops::wgpu::{StepLimits, WgpuOps};
 use crate::ops::{DeviceError, Ops};
-use crate::sizes::{Sizes, max_logits_rows};
+use crate::sizes::{self, Sizes, max_logits_rows};
+use crate::tokenizer::Tokenizer;
 
 /// A device with a model on it.
 pub trait StepRunner {
@@ -279,6 +279,21 @@ pub struct Loaded {
     pub device: String,
 }
 
+/// Opens the device that the settings name and sizes what goes onto it: all that can be refused before anything is uploaded.
+///
+/// # Errors
+/// When the device does not exist, the settings make no sense, or the model does not fit or is not one.
+pub fn prepare(file: &ModelFile, tokenizer: &Tokenizer, config: &EngineConfig) -> Result<(Device, Sizes), LoadError> {
+    sizes::check_step(config)?;
+    let opened = device::select(&config.device)?;
+    let model = ModelConfig::of(file)?;
+    tokenizer.check_vocabulary(file, model.vocab_size)?;
+    let weights_bytes = file.tensor_bytes();
+    let memory = opened.memory(weights_bytes, sizes::wanted_bytes(&model, config, weights_bytes));
+    let sizes = Sizes::choose(model, config, &memory)?;
+    Ok((opened, sizes))
+}
+
 /// Loads the model onto an opened device; `progress` hears (tensors loaded, tensors in all).
 ///
 /// # Errors
@@ -314,7 +329,7 @@ pub fn cpu_runner(
     config: &EngineConfig,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<CpuRunner, LoadError> {
-    let ops = CpuOps::new(sizes.layout.clone(), rotaries(sizes), sizes.model.pair_order)?;
+    let ops = CpuOps::new(sizes.layout.clone(), sizes.rotaries(), sizes.model.pair_order)?;
     ModelRunner::load(ops, file, sizes, config, progress).map(CpuRunner)
 }
 
@@ -339,10 +354,6 @@ pub fn wgpu_runner(
         max_logits_rows: max_logits_rows(config),
         max_model_len: sizes.max_model_len,
     };
-    let ops = WgpuOps::new(gpu, plan, sizes.layout.clone(), rotaries(sizes), sizes.model.pair_order, limits)?;
+    let ops = WgpuOps::new(gpu, plan, sizes.layout.clone(), sizes.rotaries(), sizes.model.pair_order, limits)?;
     ModelRunner::load(ops, file, sizes, config, progress)
-}
-
-fn rotaries(sizes: &Sizes) -> Vec<Rotary> {
-    sizes.model.rotaries.iter().map(|rotary| Rotary::new(rotary, sizes.max_model_len)).collect()
 }

@@ -7,6 +7,7 @@ use crate::device::DeviceMemory;
 use crate::error::LoadError;
 use crate::kv::{BLOCK_SIZE, COPY_BYTES, KvLayout};
 use crate::model::ModelConfig;
+use crate::ops::rotary::Rotary;
 
 /// Rows of a step whose logits are computed: one for each sequence, and some for log probabilities of prompts.
 pub fn max_logits_rows(config: &EngineConfig) -> usize {
@@ -65,6 +66,13 @@ impl Sizes {
         let kv_bytes = layout.total_bytes();
         tracing::info!(max_model_len, kv_blocks = num_blocks, kv_tokens = capacity, kv_bytes, "KV cache sized");
         Ok(Self { model, layout, max_model_len })
+    }
+}
+
+impl Sizes {
+    /// The model's rotary tables, for texts as long as are allowed here.
+    pub fn rotaries(&self) -> Vec<Rotary> {
+        self.model.rotaries.iter().map(|rotary| Rotary::new(rotary, self.max_model_len)).collect()
     }
 }
 

@@ -120,7 +120,9 @@ fn matmul(shader: &'static crate::Shader, format: &'static str, shape: (u32, u32
 }
 
 fn matmuls(formats: &[&'static str]) -> Vec<Variant> {
-    formats.iter().flat_map(|format| MATMUL_SHAPES.map(|shape| matmul(&MATMUL, format, shape))).collect()
+    // One of the sharing shapes is among the others.
+    let shapes = MATMUL_SHAPES.into_iter().chain([SHARING_SHAPES[1]]);
+    shapes.flat_map(|shape| formats.iter().map(move |format| matmul(&MATMUL, format, shape))).collect()
 }
 
 fn matmuls_int8(formats: &[&'static str]) -> Vec<Variant> {

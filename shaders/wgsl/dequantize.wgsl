@@ -35,8 +35,10 @@ fn weight_block(block: u32, row: u32) -> array<vec4<f32>, 8> {
         {% endfor %}
     );
 }
-{% elif FORMAT == "q4" %}
-// Four-bit codes: byte j of the block holds weight j in its low and weight j + 16 in its high half; weight = d * code + m.
+{% elif FORMAT in ["q4", "q5", "q4k", "q5k"] %}
+// Four-bit codes: byte j of the block holds weight j in its low and weight j + 16 in its high half; weight = d * code + m. Of
+// five-bit ones, bit 8b + k of the second scale word is the fifth of weight 4k + b. The K formats' scale and minimum are
+// bytes, in units (d, -dmin) that eight blocks share.
 fn affine(codes: u32, scale: vec2<f32>) -> vec4<f32> {
     return fma(vec4<f32>(unpack4xU8(codes)), vec4<f32>(scale.x), vec4<f32>(scale.y));
 }
@@ -44,33 +46,12 @@ fn affine(codes: u32, scale: vec2<f32>) -> vec4<f32> {
 fn weight_block(block: u32, row: u32) -> array<vec4<f32>, 8> {
     let index = block_index(block, row);
     let codes = weights[index];
-    let low = codes & vec4<u32>(0x0f0f0f0fu);
-    let high = (codes >> vec4<u32>(4u)) & vec4<u32>(0x0f0f0f0fu);
-    let scale = unpack2x16float(scale_word(index, 0u));
-    return array<vec4<f32>, 8>(
-        {% for part in ["low", "high"] %}
-        {% for c in ["x", "y", "z", "w"] %}
-        affine({{ part }}.{{ c }}, scale),
-        {% endfor %}
-        {% endfor %}
-    );
-}
-{% elif FORMAT in ["q5", "q4k", "q5k"] %}
-// Four-bit codes as q4, or five-bit ones: bit 8b + k of the second scale word is the fifth of weight 4k + b. The K formats'
-// scale and minimum are bytes, in units (d, -dmin) that eight blocks share.
-fn affine(codes: u32, scale: vec2<f32>) -> vec4<f32> {
-    return fma(vec4<f32>(unpack4xU8(codes)), vec4<f32>(scale.x), vec4<f32>(scale.y));
-}
-
-fn weight_block(block: u32, row: u32) -> array<vec4<f32>, 8> {
-    let index = block_index(block, row);
-    let codes = weights[index];
-    {% if FORMAT == "q5" %}
+    {% if FORMAT in ["q4", "q5"] %}
     let scale = unpack2x16float(scale_word(index, 0u));
     {% else %}
     let scale = scale_bytes(scale_word(index, 0u)) * units_of(block, row);
     {% endif %}
-    {% if FORMAT == "q4k" %}
+    {% if FORMAT in ["q4", "q4k"] %}
     let low = codes & vec4<u32>(0x0f0f0f0fu);
     let high = (codes >> vec4<u32>(4u)) & vec4<u32>(0x0f0f0f0fu);
     {% else %}

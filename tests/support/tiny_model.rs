@@ -21,6 +21,10 @@ pub struct Tiny {
     pub nan_in: Option<&'static str>,
     /// Makes the first scale of this tensor a NaN.
     pub broken_scale_in: Option<&'static str>,
+    /// The pre-tokeniser.
+    pub pre: &'static str,
+    /// Whether the file says that texts begin with a token.
+    pub add_bos: Option<bool>,
     pub architecture: &'static str,
     /// Leaves this tensor out.
     pub without: Option<&'static str>,
@@ -40,6 +44,8 @@ impl Default for Tiny {
             storage: StorageType::Q4_1,
             nan_in: None,
             broken_scale_in: None,
+            pre: "gpt-2",
+            add_bos: Some(false),
             architecture: "llama",
             without: None,
             type_of: None,
@@ -79,6 +85,7 @@ impl Tiny {
             tensors.push(store(name, StorageType::F32, 1, HIDDEN, &[0.0; HIDDEN]));
         }
         let mut metadata = self.metadata();
+        metadata.extend(self.add_bos.map(|adds| ("tokenizer.ggml.add_bos_token", Meta::Bool(adds))));
         if let Some((key, value)) = self.number {
             metadata.retain(|(name, _)| *name != key);
             metadata.push((key, Meta::U32(value)));
@@ -108,13 +115,12 @@ impl Tiny {
             ("llama.attention.layer_norm_rms_epsilon", Meta::F32(1e-5)),
             ("llama.rope.freq_base", Meta::F32(10_000.0)),
             ("tokenizer.ggml.model", Meta::Str("gpt2")),
-            ("tokenizer.ggml.pre", Meta::Str("gpt-2")),
+            ("tokenizer.ggml.pre", Meta::Str(self.pre)),
             ("tokenizer.ggml.tokens", Meta::Strings(tokens())),
             ("tokenizer.ggml.token_type", Meta::I32s((0..VOCAB).map(|id| if id < 256 { 1 } else { 3 }).collect())),
             ("tokenizer.ggml.merges", Meta::Strings(Vec::new())),
             ("tokenizer.ggml.bos_token_id", Meta::U32(256)),
             ("tokenizer.ggml.eos_token_id", Meta::U32(257)),
-            ("tokenizer.ggml.add_bos_token", Meta::Bool(false)),
             (
                 "tokenizer.chat_template",
                 Meta::Str(self.template.unwrap_or(

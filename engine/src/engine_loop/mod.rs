@@ -16,19 +16,17 @@ use cache_tier::TieredStore;
 use tokio::sync::{mpsc, watch};
 
 use crate::config::EngineConfig;
-use crate::device;
 use crate::engine::{Engine, EngineLimits};
 use crate::error::LoadError;
 use crate::fingerprint;
 use crate::kv::{BLOCK_SIZE, BlockManager};
 use crate::metrics::EngineMetrics;
-use crate::model::ModelConfig;
 use crate::model_file::ModelFile;
 use crate::model_runner;
 use crate::offload::{Offload, PoolStore};
 use crate::scheduler::{Scheduler, SchedulerLimits};
 use crate::sim::{SimProfile, SimRunner};
-use crate::sizes::{self, Sizes};
+use crate::sizes;
 use crate::tokenizer::Tokenizer;
 use driver::EngineLoop;
 pub use handle::Shape;
@@ -112,7 +110,6 @@ fn parts(
     pool_bytes: u64,
     tiers: Option<Arc<TieredStore>>,
 ) -> Result<Parts, LoadError> {
-    sizes::check_step(config)?;
     let (submissions, receiver) = mpsc::channel(config.max_queue + config.max_num_seqs);
     let (state_sender, state) = watch::channel(EngineState::Loading(0, 1));
     let (stats_sender, stats) = watch::channel(EngineStats::default());
@@ -159,12 +156,7 @@ pub fn spawn(
     tokenizer: Arc<Tokenizer>,
     tiers: Option<Arc<TieredStore>>,
 ) -> Result<EngineHandle, LoadError> {
-    let opened = device::select(&config.device)?;
-    let model = ModelConfig::of(&file)?;
-    tokenizer.check_vocabulary(&file, model.vocab_size)?;
-    let weights_bytes = file.tensor_bytes();
-    let memory = opened.memory(weights_bytes, sizes::wanted_bytes(&model, &config, weights_bytes));
-    let sizes = Sizes::choose(model, &config, &memory)?;
+    let (opened, sizes) = model_runner::prepare(&file, &tokenizer, &config)?;
     let max_context_tokens = opened.max_context_tokens(&sizes.layout, config.max_num_seqs);
     let shape = Shape {
         max_model_len: sizes.max_model_len,
@@ -207,6 +199,7 @@ pub fn spawn_sim(
     tokenizer: Arc<Tokenizer>,
     tiers: Option<Arc<TieredStore>>,
 ) -> Result<EngineHandle, LoadError> {
+    sizes::check_step(config)?;
     let max_model_len = profile.max_model_len(config.max_model_len)?;
     let shape = Shape {
         max_model_len,

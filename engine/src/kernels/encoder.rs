@@ -280,7 +280,7 @@ impl Encoder {
                 _ => None,
             };
             let timestamp_writes =
-                profile.as_mut().zip(timed).and_then(|(profile, (title, work))| profile.around(title, work));
+                profile.as_mut().zip(timed).map(|(profile, (title, work))| profile.around(title, work));
             let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor { label: None, timestamp_writes });
             for recorded in run {
                 let Recorded::Dispatch(dispatch) = recorded else { continue };

@@ -65,18 +65,15 @@ impl Profile {
         })
     }
 
-    /// The queries around the next dispatch; `None` where the submit has as many as can be timed.
-    pub(super) fn around(&mut self, kernel: &str, work: u64) -> Option<wgpu::ComputePassTimestampWrites<'_>> {
-        if self.recorded.len() == MAX_TIMED {
-            return None;
-        }
+    /// The queries around the next dispatch. The encoder submits before there are more than [`MAX_TIMED`].
+    pub(super) fn around(&mut self, kernel: &str, work: u64) -> wgpu::ComputePassTimestampWrites<'_> {
         let first = 2 * self.recorded.len() as u32;
         self.recorded.push((kernel.to_owned(), work));
-        Some(wgpu::ComputePassTimestampWrites {
+        wgpu::ComputePassTimestampWrites {
             query_set: &self.queries,
             beginning_of_pass_write_index: Some(first),
             end_of_pass_write_index: Some(first + 1),
-        })
+        }
     }
 
     /// Ends a submit's commands: its timestamps go where they can be read.

@@ -128,11 +128,6 @@ impl ModelFile {
         &self.files
     }
 
-    /// Bytes of the files.
-    pub fn size_bytes(&self) -> u64 {
-        self.maps.iter().map(|map| map.len() as u64).sum()
-    }
-
     /// Bytes of all tensors with what lies between them.
     pub fn tensor_bytes(&self) -> u64 {
         (0..self.maps.len()).map(|index| self.maps[index].len() as u64 - self.tensors_start(index)).sum()

@@ -20,8 +20,7 @@ pub(super) const TYPE_BYTE: i64 = 6;
 /// Text to token ids and token ids to bytes.
 pub(super) struct Vocabulary {
     pub(super) inner: tokenizers::Tokenizer,
-    /// By token.
-    pub(super) bytes: Vec<Vec<u8>>,
+    pub(super) bytes: TokenBytes,
     /// By token.
     pub(super) control: Vec<bool>,
     pub(super) bos_token_id: Option<u32>,
@@ -30,9 +29,23 @@ pub(super) struct Vocabulary {
     pub(super) eos_token_ids: Vec<u32>,
 }
 
+/// The bytes of every token, and of the longest how many: the latter is asked for at each request.
+pub(super) struct TokenBytes {
+    by_token: Vec<Vec<u8>>,
+    longest: usize,
+}
+
+impl FromIterator<Vec<u8>> for TokenBytes {
+    fn from_iter<I: IntoIterator<Item = Vec<u8>>>(tokens: I) -> Self {
+        let by_token: Vec<Vec<u8>> = tokens.into_iter().collect();
+        let longest = by_token.iter().map(Vec::len).max().unwrap_or(1);
+        Self { by_token, longest }
+    }
+}
+
 impl Vocabulary {
     pub(super) fn size(&self) -> usize {
-        self.bytes.len()
+        self.bytes.by_token.len()
     }
 
     /// Token ids of a text, control tokens in it recognised. With `add_special_tokens`, what a text begins with comes first.
@@ -52,11 +65,11 @@ impl Vocabulary {
     }
 
     pub(super) fn token_bytes(&self, id: u32) -> &[u8] {
-        self.bytes.get(id as usize).map_or(&[], Vec::as_slice)
+        self.bytes.by_token.get(id as usize).map_or(&[], Vec::as_slice)
     }
 
     pub(super) fn longest_token_bytes(&self) -> usize {
-        self.bytes.iter().map(Vec::len).max().unwrap_or(1)
+        self.bytes.longest
     }
 
     pub(super) fn is_control(&self, id: u32) -> bool {
