@@ -63,7 +63,7 @@ static GPU: OnceLock<Arc<Gpu>> = OnceLock::new();
 impl Fixture {
     pub fn start() -> Self {
         let gpu = Arc::clone(GPU.get_or_init(|| support::gpu().expect("a software Vulkan adapter")));
-        let plan = Plan::choose(gpu.info.software, gpu.info.subgroup_size);
+        let plan = Plan::choose(gpu.info.traits);
         Self { encoder: Encoder::new(Arc::clone(&gpu), u64::MAX), gpu, plan }
     }
 

@@ -17,7 +17,7 @@ fn prefill(bencher: divan::Bencher<'_, '_>, storage: StorageType) {
 fn run(bencher: divan::Bencher<'_, '_>, storage: StorageType, tokens: u32) {
     let fixture = Fixture::start();
     let tensor = support::gguf_writer::random_tensor(storage, INNER as usize, HIDDEN as usize, 1);
-    let matrix = DeviceMatrix::upload(&fixture.gpu, &[tensor], u64::MAX).unwrap();
+    let matrix = DeviceMatrix::upload(&fixture.gpu, &[tensor], fixture.plan.placement(&fixture.gpu)).unwrap();
     let (input, output) = (fixture.words(tokens * HIDDEN), fixture.words(tokens * INNER));
     fixture.time(bencher, u64::from(tokens * HIDDEN) * u64::from(INNER), |encoder, plan| {
         let shape = plan.matmul_shape(tokens as usize);

@@ -8,7 +8,7 @@ use burn::tensor::wgpu::wgpu;
 use wgpu::{Backends, DeviceType, Features};
 
 use crate::error::LoadError;
-use crate::kernels::SPLIT;
+use crate::kernels::{IMAGE_WIDTH, SPLIT};
 use crate::kv::KvLayout;
 use crate::ops::wgpu as wgpu_ops;
 
@@ -30,6 +30,17 @@ const NOTABLE_FEATURES: [(Features, &str); 6] = [
     (Features::EXPERIMENTAL_COOPERATIVE_MATRIX, "cooperative-matrix"),
 ];
 
+/// What the variants of kernels are chosen by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traits {
+    /// Whether kernels run on the CPU all the same.
+    pub software: bool,
+    /// Lanes of a subgroup, where it has subgroups and all are of one size.
+    pub subgroup_size: Option<u32>,
+    /// Rows of the tallest image of words that kernels can read; `None` where they cannot.
+    pub image_rows: Option<u32>,
+}
+
 /// One adapter, or the CPU.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
@@ -41,16 +52,14 @@ pub struct DeviceInfo {
     pub driver: String,
     /// `discrete`, `integrated`, `virtual`, `software` or `other`.
     pub kind: &'static str,
-    /// Whether kernels run on the CPU all the same.
-    pub software: bool,
+    /// What kernels are chosen by.
+    pub traits: Traits,
     /// Largest buffer, bytes; `None` for the CPU.
     pub max_buffer_bytes: Option<u64>,
     /// Largest part of a buffer that a kernel can bind, bytes; `None` for the CPU.
     pub max_binding_bytes: Option<u64>,
     /// Memory of its largest heap of its own, bytes; `None` where the backend does not tell.
     pub memory_bytes: Option<u64>,
-    /// Lanes of a subgroup, where it has subgroups and all are of one size.
-    pub subgroup_size: Option<u32>,
     /// Notable features that it has.
     pub features: Vec<&'static str>,
 }
@@ -116,7 +125,7 @@ impl Selected {
             Self::Cpu => DeviceMemory { total_bytes: system_memory_bytes(), weights_bytes, ..DeviceMemory::default() },
             Self::Gpu(open) => {
                 let info = &open.info;
-                let is_own = !info.software && info.kind == "discrete";
+                let is_own = !info.traits.software && info.kind == "discrete";
                 let max_binding_bytes = info.max_binding_bytes.min(info.max_buffer_bytes);
                 let probed_bytes = wanted.filter(|_| info.memory_bytes.is_none()).map(|wanted| open.probe(wanted));
                 let total_bytes = info.memory_bytes;
@@ -192,7 +201,7 @@ pub fn select(name: &str) -> Result<Selected, LoadError> {
 /// The first software adapter's name on Vulkan, for tests and benches.
 pub fn software_vulkan() -> Option<String> {
     let found = adapters(&instance(Backends::VULKAN));
-    found.into_iter().find(|found| found.info.software).map(|found| found.info.name)
+    found.into_iter().find(|found| found.info.traits.software).map(|found| found.info.name)
 }
 
 fn no_device(name: &str, reason: String) -> LoadError {
@@ -242,15 +251,29 @@ fn describe(adapter: &wgpu::Adapter, name: String) -> DeviceInfo {
         name,
         driver: [info.driver, info.driver_info].join(" ").trim().to_owned(),
         kind,
-        software: info.device_type == DeviceType::Cpu,
+        traits: Traits {
+            software: info.device_type == DeviceType::Cpu,
+            subgroup_size: (features.contains(Features::SUBGROUP) && info.subgroup_min_size == info.subgroup_max_size)
+                .then_some(info.subgroup_min_size),
+            image_rows: image_rows(adapter),
+        },
         adapter: info.name,
         max_buffer_bytes: Some(limits.max_buffer_size),
         max_binding_bytes: Some(limits.max_storage_buffer_binding_size),
         memory_bytes: heap_bytes(adapter),
-        subgroup_size: (features.contains(Features::SUBGROUP) && info.subgroup_min_size == info.subgroup_max_size)
-            .then_some(info.subgroup_min_size),
         features: NOTABLE_FEATURES.iter().filter(|(bit, _)| features.contains(*bit)).map(|(_, name)| *name).collect(),
     }
+}
+
+/// Where kernels can read images of one word and of four words a texel.
+fn image_rows(adapter: &wgpu::Adapter) -> Option<u32> {
+    let readable = |format| {
+        let flags = adapter.get_texture_format_features(format).flags;
+        flags.contains(wgpu::TextureFormatFeatureFlags::STORAGE_READ_ONLY)
+    };
+    let rows = adapter.limits().max_texture_dimension_2d;
+    let all = readable(wgpu::TextureFormat::R32Uint) && readable(wgpu::TextureFormat::Rgba32Uint);
+    (all && rows >= IMAGE_WIDTH).then_some(rows)
 }
 
 /// The largest heap of the device's own memory, where its backend tells: Vulkan does.
@@ -287,11 +310,10 @@ fn cpu_info() -> DeviceInfo {
         adapter: format!("{} threads", rayon::current_num_threads()),
         driver: String::new(),
         kind: "cpu",
-        software: false,
+        traits: Traits::default(),
         max_buffer_bytes: None,
         max_binding_bytes: None,
         memory_bytes: system_memory_bytes(),
-        subgroup_size: None,
         features: Vec::new(),
     }
 }
@@ -305,8 +327,9 @@ fn strongest(found: &[Found]) -> Option<&Found> {
         _ => 1,
     };
     // `max_by_key` keeps the last of equals, so the list is walked from its end.
-    let eligible =
-        |found: &&Found| !found.info.software && found.info.kind != "other" && !found.info.name.starts_with("gl:");
+    let eligible = |found: &&Found| {
+        !found.info.traits.software && found.info.kind != "other" && !found.info.name.starts_with("gl:")
+    };
     found.iter().rev().filter(eligible).max_by_key(|found| rank(found))
 }
 

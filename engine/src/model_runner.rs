@@ -344,7 +344,7 @@ pub fn wgpu_runner(
     config: &EngineConfig,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<ModelRunner<WgpuOps>, LoadError> {
-    let mut plan = Plan::choose(gpu.info.software, gpu.info.subgroup_size);
+    let mut plan = Plan::choose(gpu.info.traits);
     if let Some(activations) = config.activations {
         plan.activations = activations;
     }

@@ -20,6 +20,8 @@ pub use variants::variants;
 pub enum Binding {
     /// `var<storage, read>`
     Read,
+    /// As `Read`; with the placeholder IMAGE a storage image whose texels have so many words, 4 or 1.
+    Weights(u32),
     /// `var<storage, read_write>`
     ReadWrite,
     /// `var<uniform>` of the kernel's parameter struct, bound with a dynamic offset. Always the last binding.
@@ -39,10 +41,10 @@ pub struct Shader {
     pub placeholders: &'static [&'static str],
 }
 
-use Binding::{Params, Read, ReadWrite};
+use Binding::{Params, Read, ReadWrite, Weights};
 
 macro_rules! catalogue {
-    ($($constant:ident $name:literal [$($binding:ident),*] [$($placeholder:literal),*];)*) => {
+    ($($constant:ident $name:literal [$($binding:expr),*] [$($placeholder:literal),*];)*) => {
         $(
             #[doc = concat!("`", $name, ".wgsl`")]
             pub static $constant: Shader = Shader {
@@ -58,7 +60,7 @@ macro_rules! catalogue {
 }
 
 catalogue! {
-    EMBEDDING "embedding" [Read, Read, Read, ReadWrite, Params] ["FORMAT", "WORKGROUP_SIZE"];
+    EMBEDDING "embedding" [Weights(4), Weights(1), Read, ReadWrite, Params] ["FORMAT", "IMAGE", "WORKGROUP_SIZE"];
     RMS_NORM "rms_norm" [Read, Read, ReadWrite, ReadWrite, ReadWrite, Params] ["QUANTIZE", "WORKGROUP_SIZE"];
     ROTATE_AND_CACHE "rotate_and_cache" [Read, Read, Read, Read, ReadWrite, ReadWrite, ReadWrite, Params]
         ["BLOCK_SIZE", "NORM", "WORKGROUP_SIZE"];
@@ -75,10 +77,11 @@ catalogue! {
     ACT_AND_MUL "act_and_mul" [Read, ReadWrite, ReadWrite, ReadWrite, Params]
         ["ACTIVATION", "QUANTIZE", "WORKGROUP_SIZE"];
     GATHER_ROWS "gather_rows" [Read, Read, ReadWrite, Params] ["WORKGROUP_SIZE"];
-    MATMUL "matmul" [Read, Read, Read, ReadWrite, Params] ["FORMAT", "ROWS", "TOKENS", "WORKGROUP_SIZE"];
+    MATMUL "matmul" [Weights(4), Weights(1), Read, ReadWrite, Params]
+        ["FORMAT", "IMAGE", "ROWS", "TOKENS", "WORKGROUP_SIZE"];
     QUANTIZE_ACTIVATIONS "quantize_activations" [Read, ReadWrite, ReadWrite, Params] ["WORKGROUP_SIZE"];
-    MATMUL_INT8 "matmul_int8" [Read, Read, Read, Read, ReadWrite, Params]
-        ["FORMAT", "ROWS", "SHARE", "TOKENS", "WORKGROUP_SIZE"];
+    MATMUL_INT8 "matmul_int8" [Weights(4), Weights(1), Read, Read, ReadWrite, Params]
+        ["FORMAT", "IMAGE", "ROWS", "SHARE", "TOKENS", "WORKGROUP_SIZE"];
     ARGMAX "argmax" [Read, ReadWrite, Params] ["WORKGROUP_SIZE"];
     TOP_K "top_k" [Read, ReadWrite, Params] ["WORKGROUP_SIZE"];
     ADJUST_LOGITS "adjust_logits" [Read, ReadWrite, Params] ["WORKGROUP_SIZE"];
@@ -89,7 +92,7 @@ catalogue! {
 /// Parts that shaders include: not kernels, so they have no entry point, reference or test of their own.
 pub static INCLUDES: &[(&str, &str)] = &[
     ("dequantize.wgsl", include_str!("../wgsl/dequantize.wgsl")),
-    ("scales.wgsl", include_str!("../wgsl/scales.wgsl")),
+    ("weights.wgsl", include_str!("../wgsl/weights.wgsl")),
     ("quantize.wgsl", include_str!("../wgsl/quantize.wgsl")),
     ("attend.wgsl", include_str!("../wgsl/attend.wgsl")),
 ];

@@ -7,7 +7,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, UndefinedBehavior};
 use std::collections::BTreeMap;
 
-use crate::{INCLUDES, Shader};
+use crate::{Binding, INCLUDES, Shader};
 
 /// What a placeholder stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -67,6 +67,14 @@ impl Variant {
             })
             .collect();
         format!("{}[{}]", self.shader.name, values.join(","))
+    }
+
+    /// How this variant uses the binding of this number.
+    pub fn binding(&self, index: usize) -> Binding {
+        match self.shader.bindings[index] {
+            Binding::Weights(_) if self.values.get("IMAGE") != Some(&Value::Number(1)) => Binding::Read,
+            binding => binding,
+        }
     }
 
     /// Whether the kernel needs subgroup operations.

@@ -31,7 +31,7 @@ pub fn variants() -> Vec<Variant> {
     CATALOGUE
         .iter()
         .flat_map(|shader| match shader.name {
-            name if name == EMBEDDING.name => by_format(&EMBEDDING, &FORMATS),
+            name if name == EMBEDDING.name => embeddings(&FORMATS),
             name if name == MATMUL.name => matmuls(&FORMATS),
             name if name == MATMUL_INT8.name => matmuls_int8(&CODE_FORMATS),
             name if name.starts_with("paged_attention") => attention(shader),
@@ -103,15 +103,20 @@ fn pairs<A: Copy, B: Copy, const N: usize>(
     first.flat_map(move |a| second.map(|b| (a, b)))
 }
 
-fn by_format(shader: &'static crate::Shader, formats: &[&'static str]) -> Vec<Variant> {
-    let of = |(format, size)| Variant::new(shader, &[("FORMAT", Word(format)), ("WORKGROUP_SIZE", Number(size))]);
-    pairs(formats.iter().copied(), SIZES).map(of).collect()
+fn embeddings(formats: &[&'static str]) -> Vec<Variant> {
+    let of = |(format, (image, size))| {
+        let values = [("FORMAT", Word(format)), ("IMAGE", Number(image)), ("WORKGROUP_SIZE", Number(size))];
+        Variant::new(&EMBEDDING, &values)
+    };
+    pairs(formats.iter().copied(), [(0, 64), (0, 8), (1, 8)]).map(of).collect()
 }
 
-fn matmul(shader: &'static crate::Shader, format: &'static str, shape: (u32, u32, u32)) -> Variant {
+/// A matrix product, its weights in images or buffers.
+fn matmul(shader: &'static crate::Shader, format: &'static str, shape: (u32, u32, u32), image: u32) -> Variant {
     let (rows, tokens, workgroup_size) = shape;
     let values = [
         ("FORMAT", Word(format)),
+        ("IMAGE", Number(image)),
         ("ROWS", Number(rows)),
         ("TOKENS", Number(tokens)),
         ("WORKGROUP_SIZE", Number(workgroup_size)),
@@ -121,19 +126,23 @@ fn matmul(shader: &'static crate::Shader, format: &'static str, shape: (u32, u32
 
 fn matmuls(formats: &[&'static str]) -> Vec<Variant> {
     // One of the sharing shapes is among the others.
-    let shapes = MATMUL_SHAPES.into_iter().chain([SHARING_SHAPES[1]]);
-    shapes.flat_map(|shape| formats.iter().map(move |format| matmul(&MATMUL, format, shape))).collect()
+    let buffers = MATMUL_SHAPES.into_iter().chain([SHARING_SHAPES[1]]).map(|shape| (shape, 0));
+    let all: Vec<_> = buffers.chain(SHARING_SHAPES.map(|shape| (shape, 1))).collect();
+    all.iter()
+        .flat_map(|&(shape, image)| formats.iter().map(move |format| matmul(&MATMUL, format, shape, image)))
+        .collect()
 }
 
 fn matmuls_int8(formats: &[&'static str]) -> Vec<Variant> {
-    let with = |share: u32, shape, format| {
-        let mut variant = matmul(&MATMUL_INT8, format, shape);
+    let with = |share: u32, shape, format, image| {
+        let mut variant = matmul(&MATMUL_INT8, format, shape, image);
         variant.values.insert("SHARE", Number(share));
         variant
     };
     let of = |&format: &&'static str| {
-        let alone = MATMUL_SHAPES.map(|shape| with(0, shape, format));
-        alone.into_iter().chain(SHARING_SHAPES.map(|shape| with(1, shape, format))).collect::<Vec<_>>()
+        let alone = MATMUL_SHAPES.map(|shape| with(0, shape, format, 0));
+        let sharing = SHARING_SHAPES.iter().flat_map(move |&shape| [0, 1].map(|image| with(1, shape, format, image)));
+        alone.into_iter().chain(sharing).collect::<Vec<_>>()
     };
     formats.iter().flat_map(of).collect()
 }

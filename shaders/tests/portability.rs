@@ -7,7 +7,7 @@ use naga::ShaderStage::Compute;
 use naga::back::{glsl, hlsl, msl, spv};
 use naga::proc::BoundsCheckPolicies;
 use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
-use naga::{AddressSpace, Module, StorageAccess};
+use naga::{AddressSpace, ImageClass, Module, StorageAccess, StorageFormat};
 use shaders::{Binding, CATALOGUE, Variant, limits, params, variants};
 
 struct Checked {
@@ -36,7 +36,7 @@ fn check(variant: &Variant) -> Checked {
 fn every_variant_is_valid_and_translates() {
     let all = variants();
     assert_eq!(CATALOGUE.len(), 20, "kernels in the catalogue");
-    assert_eq!(all.len(), 310, "variants");
+    assert_eq!(all.len(), 349, "variants");
     for shader in CATALOGUE {
         assert!(all.iter().any(|variant| variant.shader.name == shader.name), "{} has no variant", shader.name);
     }
@@ -107,14 +107,29 @@ fn bindings_are_those_of_the_catalogue_and_all_used() {
                 AddressSpace::Uniform => Binding::Params,
                 AddressSpace::Storage { access } if access.contains(StorageAccess::STORE) => Binding::ReadWrite,
                 AddressSpace::Storage { .. } => Binding::Read,
+                AddressSpace::Handle => Binding::Weights(texel_words(&module, variable.ty)),
                 space => panic!("{label}: {space:?}"),
             };
             found.push((binding.binding, kind));
         }
         found.sort_by_key(|(index, _)| *index);
-        let expected: Vec<(u32, Binding)> = (0..).zip(variant.shader.bindings.iter().copied()).collect();
+        let expected = (0..variant.shader.bindings.len()).map(|index| (index as u32, variant.binding(index)));
+        let expected: Vec<(u32, Binding)> = expected.collect();
         assert_eq!(found, expected, "{label}");
         assert_eq!(variant.shader.bindings.last(), Some(&Binding::Params), "{label}");
+    }
+}
+
+/// Words of a read-only image's texel.
+fn texel_words(module: &Module, image: naga::Handle<naga::Type>) -> u32 {
+    let naga::TypeInner::Image { class: ImageClass::Storage { format, access }, .. } = module.types[image].inner else {
+        panic!("a handle that is no storage image");
+    };
+    assert_eq!(access, StorageAccess::LOAD);
+    match format {
+        StorageFormat::Rgba32Uint => 4,
+        StorageFormat::R32Uint => 1,
+        format => panic!("{format:?}"),
     }
 }
 

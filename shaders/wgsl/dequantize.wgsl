@@ -1,13 +1,13 @@
-{# Included by kernels that read weights. Binds `weights`, `scales` and `params` of the including shader and defines
+{# Included by kernels that read weights. Uses `params` of the including shader and defines
    `weight_block(block, row)`: the 32 consecutive weights of a row that a block holds, as eight vec4<f32>.
    Blocks are interleaved by row (`block_index`), so that neighbouring lanes read neighbouring words. #}
-{% include "scales.wgsl" %}
+{% include "weights.wgsl" %}
 {% if FORMAT == "f32" %}
 fn weight_block(block: u32, row: u32) -> array<vec4<f32>, 8> {
     let base = block_index(block, row) * 8u;
     return array<vec4<f32>, 8>(
         {% for i in range(8) %}
-        bitcast<vec4<f32>>(weights[base + {{ i }}u]),
+        bitcast<vec4<f32>>(codes_at(base + {{ i }}u)),
         {% endfor %}
     );
 }
@@ -26,7 +26,7 @@ fn halves(low: u32, high: u32) -> vec4<f32> {
 fn weight_block(block: u32, row: u32) -> array<vec4<f32>, 8> {
     let base = block_index(block, row) * 4u;
     {% for i in range(4) %}
-    let w{{ i }} = weights[base + {{ i }}u];
+    let w{{ i }} = codes_at(base + {{ i }}u);
     {% endfor %}
     return array<vec4<f32>, 8>(
         {% for i in range(4) %}
@@ -45,7 +45,7 @@ fn affine(codes: u32, scale: vec2<f32>) -> vec4<f32> {
 
 fn weight_block(block: u32, row: u32) -> array<vec4<f32>, 8> {
     let index = block_index(block, row);
-    let codes = weights[index];
+    let codes = codes_at(index);
     {% if FORMAT in ["q4", "q5"] %}
     let scale = unpack2x16float(scale_word(index, 0u));
     {% else %}
@@ -76,7 +76,7 @@ fn around(codes: u32, scale: f32) -> vec4<f32> {
 
 fn weight_block(block: u32, row: u32) -> array<vec4<f32>, 8> {
     let index = block_index(block, row);
-    let codes = weights[index];
+    let codes = codes_at(index);
     let scale = scale_bytes(scale_word(index, 0u)) * units_of(block, row).x;
     let low = (codes & vec4<u32>(0x0f0f0f0fu)) | upper_pairs(scale_word(index, 1u));
     let high = ((codes >> vec4<u32>(4u)) & vec4<u32>(0x0f0f0f0fu)) | upper_pairs(scale_word(index, 2u));
@@ -96,8 +96,8 @@ fn scaled(codes: u32, d: f32) -> vec4<f32> {
 
 fn weight_block(block: u32, row: u32) -> array<vec4<f32>, 8> {
     let index = block_index(block, row);
-    let low = weights[index * 2u];
-    let high = weights[index * 2u + 1u];
+    let low = codes_at(index * 2u);
+    let high = codes_at(index * 2u + 1u);
     let d = unpack2x16float(scale_word(index, 0u)).x;
     return array<vec4<f32>, 8>(
         {% for part in ["low", "high"] %}

@@ -10,8 +10,6 @@ struct Params {
     scale: f32,
 }
 
-@group(0) @binding(0) var<storage, read> weights: array<vec4<u32>>;
-@group(0) @binding(1) var<storage, read> scales: array<u32>;
 @group(0) @binding(2) var<storage, read> token_ids: array<u32>;
 @group(0) @binding(3) var<storage, read_write> output: array<vec4<f32>>;
 @group(0) @binding(4) var<uniform> params: Params;
@@ -35,6 +33,6 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     output[base + {{ i }}u] = values[{{ i }}] * params.scale;
     {% endfor %}
     {% if FORMAT in ["f32", "f16", "bf16"] %}
-    _ = &scales;
+    keep_scales();
     {% endif %}
 }

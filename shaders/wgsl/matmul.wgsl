@@ -15,8 +15,6 @@ struct Params {
     pad1: u32,
 }
 
-@group(0) @binding(0) var<storage, read> weights: array<vec4<u32>>;
-@group(0) @binding(1) var<storage, read> scales: array<u32>;
 @group(0) @binding(2) var<storage, read> input: array<vec4<f32>>;
 @group(0) @binding(3) var<storage, read_write> output: array<f32>;
 @group(0) @binding(4) var<uniform> params: Params;
@@ -71,6 +69,6 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     {% endfor %}
     {% endfor %}
     {% if FORMAT in ["f32", "f16", "bf16"] %}
-    _ = &scales;
+    keep_scales();
     {% endif %}
 }

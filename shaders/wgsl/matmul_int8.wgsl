@@ -14,8 +14,6 @@ struct Params {
     pad1: u32,
 }
 
-@group(0) @binding(0) var<storage, read> weights: array<vec4<u32>>;
-@group(0) @binding(1) var<storage, read> scales: array<u32>;
 {% if SHARE == 1 %}
 @group(0) @binding(2) var<storage, read> codes: array<u32>;
 {% else %}
@@ -27,7 +25,7 @@ struct Params {
 
 const WORKGROUP_SIZE: u32 = {{ WORKGROUP_SIZE }}u;
 
-{% include "scales.wgsl" %}
+{% include "weights.wgsl" %}
 
 {% if FORMAT == "q6k" %}
 // Codes 0 to 63, less 32, as signed bytes: no borrow passes from one to the next.
@@ -90,7 +88,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         let scale{{ r }} = unpack2x16float(scale_word(index{{ r }}, 0u));
         {% endif %}
         {% if FORMAT != "q8" %}
-        let packed{{ r }} = weights[index{{ r }}];
+        let packed{{ r }} = codes_at(index{{ r }});
         {% endif %}
         {% if FORMAT in ["q4", "q4k"] %}
         let low{{ r }} = packed{{ r }} & vec4<u32>(0x0f0f0f0fu);
@@ -103,8 +101,8 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         let low{{ r }} = less_32((packed{{ r }} & vec4<u32>(0x0f0f0f0fu)) | upper_pairs(scale_word(index{{ r }}, 1u)));
         let high{{ r }} = less_32(((packed{{ r }} >> vec4<u32>(4u)) & vec4<u32>(0x0f0f0f0fu)) | upper_pairs(scale_word(index{{ r }}, 2u)));
         {% else %}
-        let low{{ r }} = weights[index{{ r }} * 2u];
-        let high{{ r }} = weights[index{{ r }} * 2u + 1u];
+        let low{{ r }} = codes_at(index{{ r }} * 2u);
+        let high{{ r }} = codes_at(index{{ r }} * 2u + 1u);
         {% endif %}
         {% endfor %}
         {% for t in range(TOKENS) %}

@@ -2,8 +2,8 @@
 
 use crate::harness::{F32, Harness};
 use crate::support::gguf_writer::random_tensor;
-use engine::kernels::{DeviceMatrix, embedding};
-use engine::model_file::StorageType;
+use engine::kernels::{DeviceMatrix, Plan, embedding};
+use engine::model_file::{StorageType, Tensor};
 use shaders::reference;
 
 pub fn test(harness: &mut Harness) {
@@ -14,15 +14,20 @@ pub fn test(harness: &mut Harness) {
                 continue;
             }
             let tensor = random_tensor(storage, 50, columns, 3);
-            let limit = shard_bytes.min(harness.gpu.max_binding_bytes());
-            let table = DeviceMatrix::upload(&harness.gpu, std::slice::from_ref(&tensor), limit).unwrap();
-            assert!(shard_bytes == u64::MAX || table.shards.len() > 1, "{storage:?}: not sharded");
-            let ids = [0u32, 49, 7, 7, 31];
-            let (tokens, out) = (harness.upload(&ids), harness.output(ids.len() * columns));
-            embedding(&mut harness.encoder, &plan, &table, &tokens, &out.buffer, ids.len() as u32, 1.5).unwrap();
-            let expected: Vec<f64> =
-                reference::embedding(&tensor.to_f32(), &ids, columns).into_iter().map(|value| value * 1.5).collect();
-            harness.compare(&format!("embedding {storage:?} {columns} {shard_bytes}"), &out, &expected, F32);
+            for table in harness.matrices(&tensor, shard_bytes) {
+                assert!(shard_bytes == u64::MAX || table.shards.len() > 1, "{storage:?}: not sharded");
+                check(harness, &plan, &tensor, &table, shard_bytes);
+            }
         }
     }
+}
+
+fn check(harness: &mut Harness, plan: &Plan, tensor: &Tensor, table: &DeviceMatrix, shard_bytes: u64) {
+    let ids = [0u32, 49, 7, 7, 31];
+    let (storage, columns) = (tensor.storage, tensor.columns);
+    let (tokens, out) = (harness.upload(&ids), harness.output(ids.len() * columns));
+    embedding(&mut harness.encoder, plan, table, &tokens, &out.buffer, ids.len() as u32, 1.5).unwrap();
+    let expected = reference::embedding(&tensor.to_f32(), &ids, columns).into_iter().map(|value| value * 1.5);
+    let expected: Vec<f64> = expected.collect();
+    harness.compare(&format!("embedding {storage:?} {columns} {shard_bytes}"), &out, &expected, F32);
 }

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use engine::kernels::{Encoder, Gpu, GpuBuffer, Plan};
+use engine::device::Traits;
+use engine::kernels::{DeviceMatrix, Encoder, Gpu, GpuBuffer, Placement, Plan};
+use engine::model_file::Tensor;
 
 /// Pre-fills outputs: a NaN with a payload that no kernel computes, so that "wrote nothing" shows.
 pub const SENTINEL: u32 = 0x7fc0_dead;
@@ -42,7 +44,10 @@ pub struct Output {
 impl Harness {
     pub fn new(gpu: Arc<Gpu>) -> Self {
         let encoder = Encoder::new(Arc::clone(&gpu), u64::MAX);
-        let plans = [Plan::choose(false, None), Plan::choose(true, None), Plan::choose(true, gpu.info.subgroup_size)];
+        let traits = gpu.info.traits;
+        let hardware = Traits { software: false, ..traits };
+        let software = Traits { software: true, ..Traits::default() };
+        let plans = [hardware, software, Traits { software: true, ..traits }].map(Plan::choose);
         Self { gpu, encoder, plans, num_comparisons: 0, seed: 1 }
     }
 
@@ -54,6 +59,20 @@ impl Harness {
             .map(|_| {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+            })
+            .collect()
+    }
+
+    /// A tensor as a matrix, in buffers, and in images where the device reads those.
+    pub fn matrices(&self, tensor: &Tensor, max_binding_bytes: u64) -> Vec<DeviceMatrix> {
+        let max_binding_bytes = max_binding_bytes.min(self.gpu.max_binding_bytes());
+        let image_rows = self.gpu.info.traits.image_rows.map(Some);
+        [None]
+            .into_iter()
+            .chain(image_rows)
+            .map(|image_rows| {
+                let placement = Placement { max_binding_bytes, image_rows };
+                DeviceMatrix::upload(&self.gpu, std::slice::from_ref(tensor), placement).unwrap()
             })
             .collect()
     }

@@ -3,7 +3,7 @@
 
 use crate::harness::{F32, Harness, Tolerance};
 use crate::support::gguf_writer::random_tensor;
-use engine::kernels::{DeviceMatrix, MatmulShape, matmul};
+use engine::kernels::{DeviceMatrix, MatmulShape, Placement, matmul};
 use engine::model_file::{StorageType, Tensor};
 use shaders::reference;
 
@@ -18,12 +18,11 @@ pub fn test(harness: &mut Harness) {
                 continue;
             }
             let tensor = random_tensor(storage, rows, columns, 5);
-            let matrix =
-                DeviceMatrix::upload(&harness.gpu, std::slice::from_ref(&tensor), harness.gpu.max_binding_bytes())
-                    .unwrap();
-            for &shape in &shapes {
-                for tokens in [1, shape.tokens as usize, shape.tokens as usize + 1] {
-                    check(harness, &tensor, &matrix, shape, tokens);
+            for matrix in harness.matrices(&tensor, u64::MAX) {
+                for &shape in &shapes {
+                    for tokens in [1, shape.tokens as usize, shape.tokens as usize + 1] {
+                        check(harness, &tensor, &matrix, shape, tokens);
+                    }
                 }
             }
         }
@@ -49,9 +48,17 @@ fn check(harness: &mut Harness, tensor: &Tensor, matrix: &DeviceMatrix, shape: M
 
 fn shards(harness: &mut Harness) {
     let tensor = random_tensor(StorageType::Q8_0, 100, 64, 6);
-    let matrix = DeviceMatrix::upload(&harness.gpu, std::slice::from_ref(&tensor), 2048).unwrap();
-    assert_eq!(matrix.shards.len(), 4, "32 rows of 64 bytes a shard");
     let shape = harness.plans[0].several;
+    for matrix in harness.matrices(&tensor, 2048) {
+        assert_eq!(matrix.shards.len(), 4, "32 rows of 64 bytes a shard");
+        check(harness, &tensor, &matrix, shape, 9);
+    }
+    let Some(_) = harness.gpu.info.traits.image_rows else { return };
+    // Two texels a block of 32, an image of one row: 256 rows of 64 columns.
+    let tensor = random_tensor(StorageType::Q8_0, 600, 64, 6);
+    let placement = Placement { max_binding_bytes: u64::MAX, image_rows: Some(1) };
+    let matrix = DeviceMatrix::upload(&harness.gpu, std::slice::from_ref(&tensor), placement).unwrap();
+    assert_eq!(matrix.shards.iter().map(|shard| shard.num_rows).collect::<Vec<_>>(), [256, 256, 88]);
     check(harness, &tensor, &matrix, shape, 9);
 }
 
@@ -60,7 +67,7 @@ fn stacked(harness: &mut Harness) {
     let types = [(StorageType::Q4_1, 33), (StorageType::Q4_0, 8), (StorageType::Q6_K, 40), (StorageType::F16, 5)];
     let tensors: Vec<Tensor> =
         (20..).zip(types).map(|(seed, (storage, rows))| random_tensor(storage, rows, 256, seed)).collect();
-    let matrix = DeviceMatrix::upload(&harness.gpu, &tensors, harness.gpu.max_binding_bytes()).unwrap();
+    let matrix = DeviceMatrix::upload(&harness.gpu, &tensors, harness.plans[2].placement(&harness.gpu)).unwrap();
     assert_eq!(
         matrix.shards.iter().map(|shard| (shard.row_start, shard.num_rows)).collect::<Vec<_>>(),
         [(0, 41), (41, 40), (81, 5)]
@@ -80,9 +87,8 @@ fn bits_do_not_depend_on_the_batch(harness: &mut Harness) {
     for plan in harness.plans.clone() {
         for storage in StorageType::ALL {
             let tensor = random_tensor(storage, 96, 512, 7);
-            let matrix =
-                DeviceMatrix::upload(&harness.gpu, std::slice::from_ref(&tensor), harness.gpu.max_binding_bytes())
-                    .unwrap();
+            let placement = plan.placement(&harness.gpu);
+            let matrix = DeviceMatrix::upload(&harness.gpu, std::slice::from_ref(&tensor), placement).unwrap();
             let input = harness.random(512 * 5);
             let alone_in = harness.upload(&input[..512]);
             let all_in = harness.upload(&input);

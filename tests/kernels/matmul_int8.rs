@@ -16,21 +16,22 @@ pub fn test(harness: &mut Harness) {
                 continue;
             }
             let tensor = random_tensor(storage, rows, columns, 8);
-            let matrix =
-                DeviceMatrix::upload(&harness.gpu, std::slice::from_ref(&tensor), harness.gpu.max_binding_bytes())
-                    .unwrap();
-            for &shape in &shapes {
-                for tokens in [1, shape.tokens as usize, shape.tokens as usize + 1] {
-                    check(harness, &tensor, &matrix, shape, tokens);
+            for matrix in harness.matrices(&tensor, u64::MAX) {
+                for &shape in &shapes {
+                    for tokens in [1, shape.tokens as usize, shape.tokens as usize + 1] {
+                        check(harness, &tensor, &matrix, shape, tokens);
+                    }
                 }
             }
         }
         bits_do_not_depend_on_the_batch(harness, storage);
     }
     let tensor = random_tensor(StorageType::Q8_0, 100, 64, 6);
-    let matrix = DeviceMatrix::upload(&harness.gpu, std::slice::from_ref(&tensor), 2048).unwrap();
-    assert_eq!(matrix.shards.len(), 4, "32 rows of 64 bytes a shard");
-    check(harness, &tensor, &matrix, harness.plans[1].several, 9);
+    let shape = harness.plans[1].several;
+    for matrix in harness.matrices(&tensor, 2048) {
+        assert_eq!(matrix.shards.len(), 4, "32 rows of 64 bytes a shard");
+        check(harness, &tensor, &matrix, shape, 9);
+    }
 }
 
 fn run(
@@ -67,10 +68,10 @@ fn check(harness: &mut Harness, tensor: &Tensor, matrix: &DeviceMatrix, shape: M
 
 fn bits_do_not_depend_on_the_batch(harness: &mut Harness, storage: StorageType) {
     let tensor = random_tensor(storage, 96, 512, 9);
-    let matrix =
-        DeviceMatrix::upload(&harness.gpu, std::slice::from_ref(&tensor), harness.gpu.max_binding_bytes()).unwrap();
     let values = harness.random(512 * 5);
     for plan in harness.plans.clone() {
+        let placement = plan.placement(&harness.gpu);
+        let matrix = DeviceMatrix::upload(&harness.gpu, std::slice::from_ref(&tensor), placement).unwrap();
         let (alone, together) = (harness.output(96), harness.output(96 * 5));
         let first = reference::quantize_activations(&values[..512]);
         let alone = run(harness, &matrix, plan.single, &first, 1, alone, false);

@@ -21,8 +21,11 @@ pub fn embedding(
     assert!(u64::from(num_tokens) * table.columns as u64 * 4 <= output.size);
     let num_blocks = table.num_blocks();
     for shard in &table.shards {
-        let format = Value::Word(shard.format.word());
-        let values = [("FORMAT", format), ("WORKGROUP_SIZE", Value::Number(plan.workgroup_size))];
+        let values = [
+            ("FORMAT", Value::Word(shard.format.word())),
+            ("IMAGE", Value::Number(shard.in_images().into())),
+            ("WORKGROUP_SIZE", Value::Number(plan.workgroup_size)),
+        ];
         let kernel = encoder.kernel(&Variant::new(&EMBEDDING, &values))?;
         let params = params::Embedding { num_rows: shard.num_rows, row_start: shard.row_start, num_blocks, scale };
         let grid = [num_blocks.div_ceil(plan.workgroup_size), num_tokens, 1];

@@ -15,6 +15,7 @@ use bytemuck::Pod;
 use shaders::{Binding, Shader, Variant};
 
 use super::gpu::{Gpu, GpuBuffer};
+use super::image::{Bindable, texel_format};
 use super::profile::{KernelTimes, MAX_TIMED, Profile};
 use crate::ops::DeviceError;
 
@@ -139,7 +140,7 @@ impl Encoder {
         // SAFETY: the checks left out guard against out-of-range indices and endless loops. The catalogue's kernels index
         // within bounds that their wrappers check and the poison and guard tests hold; every loop counts to a parameter.
         let module = unsafe { device.create_shader_module_trusted(descriptor, wgpu::ShaderRuntimeChecks::unchecked()) };
-        let layout = bind_group_layout(device, variant.shader);
+        let layout = bind_group_layout(device, variant);
         let pipeline_layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
             label: Some(label),
             bind_group_layouts: &[Some(&layout)],
@@ -167,7 +168,7 @@ impl Encoder {
         Ok(Kernel { id: self.kernels.len(), name: variant.shader.name, title, pipeline, layout })
     }
 
-    /// Records one dispatch: `buffers` in binding order, without the parameters, which come last. `work` is an estimate
+    /// Records one dispatch: what is bound in binding order, without the parameters, which come last. `work` is an estimate
     /// in multiply-adds.
     ///
     /// # Errors
@@ -175,7 +176,7 @@ impl Encoder {
     pub fn dispatch(
         &mut self,
         kernel: &Kernel,
-        buffers: &[&GpuBuffer],
+        bound: &[&dyn Bindable],
         params: &impl Pod,
         grid: [u32; 3],
         work: u64,
@@ -188,7 +189,7 @@ impl Encoder {
             let reason = format!("a grid of {grid:?} workgroups, the limit is {limit} a dimension");
             return Err(DeviceError::Refused { what: format!("kernel {}", kernel.name), reason });
         }
-        let bind_group = self.bind_group(kernel, buffers);
+        let bind_group = self.bind_group(kernel, bound);
         let params_offset = self.params_bytes.len() as u32;
         self.params_bytes.extend_from_slice(bytemuck::bytes_of(params));
         self.params_bytes.resize(params_offset as usize + self.params_stride as usize, 0);
@@ -233,21 +234,18 @@ impl Encoder {
         self.num_dispatches
     }
 
-    fn bind_group(&mut self, kernel: &Kernel, buffers: &[&GpuBuffer]) -> wgpu::BindGroup {
-        let key = (kernel.id, buffers.iter().map(|buffer| buffer.id).collect::<Vec<_>>());
+    fn bind_group(&mut self, kernel: &Kernel, bound: &[&dyn Bindable]) -> wgpu::BindGroup {
+        let key = (kernel.id, bound.iter().map(|resource| resource.id()).collect::<Vec<_>>());
         if let Some(bind_group) = self.bind_groups.get(&key) {
             return bind_group.clone();
         }
-        let mut entries: Vec<wgpu::BindGroupEntry<'_>> = Vec::with_capacity(buffers.len() + 1);
-        for (binding, buffer) in buffers.iter().enumerate() {
-            let (raw, offset) = buffer.raw();
-            let size = std::num::NonZeroU64::new(buffer.size);
-            let resource = wgpu::BindingResource::Buffer(wgpu::BufferBinding { buffer: raw, offset, size });
-            entries.push(wgpu::BindGroupEntry { binding: binding as u32, resource });
+        let mut entries: Vec<wgpu::BindGroupEntry<'_>> = Vec::with_capacity(bound.len() + 1);
+        for (binding, resource) in bound.iter().enumerate() {
+            entries.push(wgpu::BindGroupEntry { binding: binding as u32, resource: resource.resource() });
         }
         let size = std::num::NonZeroU64::new(self.params_stride);
         let resource = wgpu::BindingResource::Buffer(wgpu::BufferBinding { buffer: &self.params, offset: 0, size });
-        entries.push(wgpu::BindGroupEntry { binding: buffers.len() as u32, resource });
+        entries.push(wgpu::BindGroupEntry { binding: bound.len() as u32, resource });
         let descriptor =
             wgpu::BindGroupDescriptor { label: Some(kernel.name), layout: &kernel.layout, entries: &entries };
         let bind_group = self.gpu.device.create_bind_group(&descriptor);
@@ -310,24 +308,24 @@ fn overriding_text(shader: &Shader) -> Option<Result<String, String>> {
     path.exists().then(|| std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display())))
 }
 
-fn bind_group_layout(device: &wgpu::Device, shader: &Shader) -> wgpu::BindGroupLayout {
-    let entries: Vec<wgpu::BindGroupLayoutEntry> = shader
-        .bindings
-        .iter()
-        .enumerate()
-        .map(|(index, binding)| {
-            let (ty, has_dynamic_offset) = match binding {
-                Binding::Read => (wgpu::BufferBindingType::Storage { read_only: true }, false),
-                Binding::ReadWrite => (wgpu::BufferBindingType::Storage { read_only: false }, false),
-                Binding::Params => (wgpu::BufferBindingType::Uniform, true),
-            };
-            wgpu::BindGroupLayoutEntry {
-                binding: index as u32,
-                visibility: wgpu::ShaderStages::COMPUTE,
-                ty: wgpu::BindingType::Buffer { ty, has_dynamic_offset, min_binding_size: None },
-                count: None,
-            }
-        })
-        .collect();
-    device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: Some(shader.name), entries: &entries })
+fn bind_group_layout(device: &wgpu::Device, variant: &Variant) -> wgpu::BindGroupLayout {
+    let buffer = |ty, has_dynamic_offset| wgpu::BindingType::Buffer { ty, has_dynamic_offset, min_binding_size: None };
+    let entry = |index: usize| wgpu::BindGroupLayoutEntry {
+        binding: index as u32,
+        visibility: wgpu::ShaderStages::COMPUTE,
+        ty: match variant.binding(index) {
+            Binding::Read => buffer(wgpu::BufferBindingType::Storage { read_only: true }, false),
+            Binding::ReadWrite => buffer(wgpu::BufferBindingType::Storage { read_only: false }, false),
+            Binding::Params => buffer(wgpu::BufferBindingType::Uniform, true),
+            Binding::Weights(words) => wgpu::BindingType::StorageTexture {
+                access: wgpu::StorageTextureAccess::ReadOnly,
+                format: texel_format(words),
+                view_dimension: wgpu::TextureViewDimension::D2,
+            },
+        },
+        count: None,
+    };
+    let entries: Vec<_> = (0..variant.shader.bindings.len()).map(entry).collect();
+    let descriptor = wgpu::BindGroupLayoutDescriptor { label: Some(variant.shader.name), entries: &entries };
+    device.create_bind_group_layout(&descriptor)
 }

@@ -27,7 +27,7 @@ pub struct Gpu {
     pub queue: wgpu::Queue,
     client: Client,
     next_id: AtomicU64,
-    /// Bytes of all buffers that are alive.
+    /// Bytes of all buffers and images that are alive.
     allocated: Arc<AtomicU64>,
     /// First error that no scope caught: from then on the device is failed.
     failure: Arc<OnceLock<DeviceError>>,
@@ -117,7 +117,17 @@ impl Gpu {
         self.device.destroy();
     }
 
-    /// Bytes of all buffers that are alive.
+    /// A number for a new resource.
+    pub(super) fn fresh_id(&self) -> u64 {
+        self.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The count that a new resource adds its bytes to.
+    pub(super) fn allocation_count(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.allocated)
+    }
+
+    /// Bytes of all buffers and images that are alive.
     pub fn allocated_bytes(&self) -> u64 {
         self.allocated.load(Ordering::Relaxed)
     }
@@ -148,10 +158,10 @@ impl Gpu {
         let resource =
             self.client.get_resource::<WgpuServer<AutoCompiler>>(handle).map_err(|error| refuse(error.to_string()))?;
         self.check()?;
-        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let id = self.fresh_id();
         let (buffer, offset) = (resource.resource().buffer.clone(), resource.resource().offset);
         self.allocated.fetch_add(size, Ordering::Relaxed);
-        let allocated = Arc::clone(&self.allocated);
+        let allocated = self.allocation_count();
         Ok(GpuBuffer { id, size, buffer, offset, _allocation: Box::new(resource), allocated })
     }
 

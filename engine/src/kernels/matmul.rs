@@ -2,7 +2,7 @@
 
 use shaders::{MATMUL, Shader, Value, Variant, params};
 
-use super::{DeviceFormat, DeviceMatrix, Encoder, GpuBuffer, MatmulShape};
+use super::{Bindable, DeviceMatrix, Encoder, GpuBuffer, MatmulShape, Shard};
 use crate::ops::DeviceError;
 
 /// `output` (tokens × rows) (+)= `input` (tokens × columns) · `matrix`ᵀ; one dispatch a shard.
@@ -21,7 +21,7 @@ pub fn matmul(
     let tokens = u64::from(num_tokens);
     assert!(tokens * matrix.columns as u64 * 4 <= input.size && tokens * matrix.rows as u64 * 4 <= output.size);
     for shard in &matrix.shards {
-        let kernel = encoder.kernel(&variant(&MATMUL, shape, shard.format))?;
+        let kernel = encoder.kernel(&variant(&MATMUL, shape, shard))?;
         let params = params::Matmul {
             num_rows: shard.num_rows,
             row_start: shard.row_start,
@@ -31,17 +31,18 @@ pub fn matmul(
             accumulate: accumulate.into(),
             ..Default::default()
         };
-        let buffers = [&shard.weights, &shard.scales, input, output];
+        let bound: [&dyn Bindable; 4] = [&shard.weights, &shard.scales, input, output];
         let work = tokens * u64::from(shard.num_rows) * matrix.columns as u64;
-        encoder.dispatch(&kernel, &buffers, &params, grid(shape, shard.num_rows, num_tokens), work)?;
+        encoder.dispatch(&kernel, &bound, &params, grid(shape, shard.num_rows, num_tokens), work)?;
     }
     Ok(())
 }
 
-/// The variant of a matrix kernel for this shape and format.
-pub(super) fn variant(shader: &'static Shader, shape: MatmulShape, format: DeviceFormat) -> Variant {
+/// The variant of a matrix kernel for this shape and what a shard holds.
+pub(super) fn variant(shader: &'static Shader, shape: MatmulShape, shard: &Shard) -> Variant {
     let values = [
-        ("FORMAT", Value::Word(format.word())),
+        ("FORMAT", Value::Word(shard.format.word())),
+        ("IMAGE", Value::Number(shard.in_images().into())),
         ("ROWS", Value::Number(shape.rows)),
         ("TOKENS", Value::Number(shape.tokens)),
         ("WORKGROUP_SIZE", Value::Number(shape.workgroup_size)),

@@ -3,7 +3,7 @@
 use shaders::{MATMUL_INT8, Value, params};
 
 use super::matmul::{grid, variant};
-use super::{DeviceMatrix, Encoder, GpuBuffer, MatmulShape};
+use super::{Bindable, DeviceMatrix, Encoder, GpuBuffer, MatmulShape};
 use crate::ops::DeviceError;
 
 /// As `matmul`, over activations rounded by `quantize_activations`; the matrix's format has integer codes.
@@ -25,7 +25,7 @@ pub fn matmul_int8(
     assert!(matrix.has_codes(), "a matrix of {} rows has no integer codes", matrix.rows);
     assert!(tokens * matrix.columns as u64 <= codes.size && tokens * matrix.rows as u64 * 4 <= output.size);
     for shard in &matrix.shards {
-        let mut variant = variant(&MATMUL_INT8, shape, shard.format);
+        let mut variant = variant(&MATMUL_INT8, shape, shard);
         variant.values.insert("SHARE", Value::Number(shape.share.into()));
         let kernel = encoder.kernel(&variant)?;
         let params = params::MatmulInt8 {
@@ -37,9 +37,9 @@ pub fn matmul_int8(
             accumulate: accumulate.into(),
             ..Default::default()
         };
-        let buffers = [&shard.weights, &shard.scales, codes, block_scales, output];
+        let bound: [&dyn Bindable; 5] = [&shard.weights, &shard.scales, codes, block_scales, output];
         let work = tokens * u64::from(shard.num_rows) * matrix.columns as u64;
-        encoder.dispatch(&kernel, &buffers, &params, grid(shape, shard.num_rows, num_tokens), work)?;
+        encoder.dispatch(&kernel, &bound, &params, grid(shape, shard.num_rows, num_tokens), work)?;
     }
     Ok(())
 }

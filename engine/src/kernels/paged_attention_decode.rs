@@ -2,7 +2,7 @@
 
 use shaders::{PAGED_ATTENTION_DECODE, Value, Variant, limits, params};
 
-use super::{Encoder, GpuBuffer, Plan};
+use super::{Bindable, Encoder, GpuBuffer, Plan};
 use crate::kv::KvLayout;
 use crate::ops::{Attention, DeviceError};
 
@@ -49,7 +49,7 @@ pub fn paged_attention_decode(
         soft_cap: attention.soft_cap,
         window: attention.window,
     };
-    let buffers = [query, key_cache, value_cache, block_tables, context_lens, splits, partials];
+    let bound: [&dyn Bindable; 7] = [query, key_cache, value_cache, block_tables, context_lens, splits, partials];
     let work = total_context * u64::from(num_heads * head_dim) * 2;
-    encoder.dispatch(&kernel, &buffers, &params, [x, y, 1], work)
+    encoder.dispatch(&kernel, &bound, &params, [x, y, 1], work)
 }

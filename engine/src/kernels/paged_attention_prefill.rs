@@ -2,7 +2,7 @@
 
 use shaders::{PAGED_ATTENTION_PREFILL, Value, Variant, params};
 
-use super::{Encoder, GpuBuffer, Plan};
+use super::{Bindable, Encoder, GpuBuffer, Plan};
 use crate::kv::KvLayout;
 use crate::ops::{Attention, DeviceError};
 
@@ -45,7 +45,7 @@ pub fn paged_attention_prefill(
         window: attention.window,
         ..Default::default()
     };
-    let buffers = [query, key_cache, value_cache, block_tables, chunks, tiles, output];
+    let bound: [&dyn Bindable; 7] = [query, key_cache, value_cache, block_tables, chunks, tiles, output];
     let work = pairs * u64::from(num_heads * head_dim) * 2;
-    encoder.dispatch(&kernel, &buffers, &params, [num_tiles, num_heads, 1], work)
+    encoder.dispatch(&kernel, &bound, &params, [num_tiles, num_heads, 1], work)
 }

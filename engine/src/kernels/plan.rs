@@ -5,6 +5,8 @@
 
 use shaders::{Value, Variant};
 
+use super::{Gpu, Placement};
+use crate::device::Traits;
 use crate::kv::BLOCK_SIZE;
 
 /// Tokens a split of `paged_attention_decode`: constant, so that the order of sums is.
@@ -58,13 +60,15 @@ pub struct Plan {
     pub split: u32,
     /// Multiply-adds a submit.
     pub max_work: u64,
+    /// Rows of the tallest image, where weights lie in images.
+    pub image_rows: Option<u32>,
 }
 
 impl Plan {
-    /// The plan of an adapter: a software or a hardware one, and the size of its subgroups where that is known and fixed.
-    pub fn choose(software: bool, subgroup_size: Option<u32>) -> Self {
-        if software {
-            let share = subgroup_size == Some(SHARING_LANES);
+    /// The plan of an adapter.
+    pub fn choose(traits: Traits) -> Self {
+        if traits.software {
+            let share = traits.subgroup_size == Some(SHARING_LANES);
             let shape = MatmulShape { rows: 4, tokens: 1, workgroup_size: SHARING_LANES, share };
             Self {
                 activations: Activations::Int8,
@@ -76,6 +80,8 @@ impl Plan {
                 reduce_size: SHARING_LANES,
                 decode_size: SHARING_LANES,
                 head_size: SHARING_LANES,
+                // Of the software adapters those with such subgroups are Mesa's, whose image loads are the faster ones.
+                image_rows: traits.image_rows.filter(|_| share),
                 ..Self::baseline()
             }
         } else {
@@ -96,6 +102,7 @@ impl Plan {
             query_tile: 32,
             split: SPLIT,
             max_work: 20_000_000_000,
+            image_rows: None,
         }
     }
 
@@ -103,6 +110,11 @@ impl Plan {
     /// time only.
     pub fn matmul_shape(&self, num_rows: usize) -> MatmulShape {
         if num_rows == 1 { self.single } else { self.several }
+    }
+
+    /// Where weights lie.
+    pub fn placement(&self, gpu: &Gpu) -> Placement {
+        Placement { max_binding_bytes: gpu.max_binding_bytes(), image_rows: self.image_rows }
     }
 
     /// An elementwise kernel's variant.
@@ -125,20 +137,33 @@ impl Plan {
 mod tests {
     use super::*;
 
+    const SOFTWARE: Traits = Traits { software: true, subgroup_size: None, image_rows: Some(8192) };
+    const MESA: Traits = Traits { subgroup_size: Some(8), ..SOFTWARE };
+    const HARDWARE: Traits = Traits { software: false, subgroup_size: Some(32), image_rows: Some(8192) };
+
     #[test]
     fn only_software_adapters_round_activations() {
-        assert_eq!(Plan::choose(true, None).activations, Activations::Int8);
-        assert_eq!(Plan::choose(false, Some(32)), Plan::baseline());
-        assert_eq!(Plan::choose(true, None).matmul_shape(1).tokens, 1);
-        assert_eq!(Plan::choose(true, None).matmul_shape(2).tokens, 4);
+        assert_eq!(Plan::choose(SOFTWARE).activations, Activations::Int8);
+        assert_eq!(Plan::choose(HARDWARE), Plan::baseline());
+        assert_eq!(Plan::choose(SOFTWARE).matmul_shape(1).tokens, 1);
+        assert_eq!(Plan::choose(SOFTWARE).matmul_shape(2).tokens, 4);
     }
 
     #[test]
     fn lanes_share_loads_where_a_subgroup_is_eight() {
-        assert!(Plan::choose(true, Some(8)).single.share && !Plan::choose(true, Some(4)).single.share);
-        assert_eq!(Plan::choose(true, Some(8)).several.tokens, 8);
+        let of_four = Traits { subgroup_size: Some(4), ..SOFTWARE };
+        assert!(Plan::choose(MESA).single.share && !Plan::choose(of_four).single.share);
+        assert_eq!(Plan::choose(MESA).several.tokens, 8);
         // An element is summed in one order, whichever it is.
-        assert_eq!(Plan::choose(true, Some(8)).single.rows, Plan::choose(true, None).single.rows);
+        assert_eq!(Plan::choose(MESA).single.rows, Plan::choose(SOFTWARE).single.rows);
+    }
+
+    #[test]
+    fn weights_lie_in_images_where_those_are_the_faster() {
+        assert_eq!(Plan::choose(MESA).image_rows, Some(8192));
+        for traits in [SOFTWARE, HARDWARE, Traits { image_rows: None, ..MESA }] {
+            assert_eq!(Plan::choose(traits).image_rows, None, "{traits:?}");
+        }
     }
 
     #[test]
@@ -148,17 +173,17 @@ mod tests {
             let label = format!("{shader}[{values}]");
             assert!(known.contains(&label), "{label} is not validated");
         };
-        for plan in [Plan::choose(true, None), Plan::choose(true, Some(8)), Plan::choose(false, None)] {
+        for plan in [SOFTWARE, MESA, Traits { image_rows: None, ..MESA }, HARDWARE].map(Plan::choose) {
+            let image = u32::from(plan.image_rows.is_some());
             for shape in [plan.single, plan.several] {
                 let MatmulShape { rows, tokens, workgroup_size, share } = shape;
                 for format in ["f32", "f16", "bf16", "q4", "q5", "q8", "q4k", "q5k", "q6k"] {
-                    let values = format!("FORMAT={format},ROWS={rows},TOKENS={tokens},WORKGROUP_SIZE={workgroup_size}");
+                    let matrix = format!("FORMAT={format},IMAGE={image},ROWS={rows}");
+                    let values = format!("{matrix},TOKENS={tokens},WORKGROUP_SIZE={workgroup_size}");
                     has("matmul", &values);
                     if format.starts_with('q') {
                         let share = u32::from(share);
-                        let values = format!(
-                            "FORMAT={format},ROWS={rows},SHARE={share},TOKENS={tokens},WORKGROUP_SIZE={workgroup_size}"
-                        );
+                        let values = format!("{matrix},SHARE={share},TOKENS={tokens},WORKGROUP_SIZE={workgroup_size}");
                         has("matmul_int8", &values);
                     }
                 }

@@ -2,7 +2,7 @@
 
 use shaders::{ROTATE_AND_CACHE, Value, Variant, params};
 
-use super::{Encoder, GpuBuffer, Plan};
+use super::{Bindable, Encoder, GpuBuffer, Plan};
 use crate::kv::KvLayout;
 use crate::ops::DeviceError;
 
@@ -61,7 +61,7 @@ pub fn rotate_and_cache(
     };
     // Something is bound where there are no norms.
     let norms = norms.map_or(slot_mapping, |(weights, _)| weights);
-    let buffers = [rotations, qkv, slot_mapping, norms, query, key_cache, value_cache];
+    let bound: [&dyn Bindable; 7] = [rotations, qkv, slot_mapping, norms, query, key_cache, value_cache];
     let work = u64::from(num_tokens) * u64::from(num_all * head_dim) * 4;
-    encoder.dispatch(&kernel, &buffers, &params, [num_all, num_tokens, 1], work)
+    encoder.dispatch(&kernel, &bound, &params, [num_all, num_tokens, 1], work)
 }

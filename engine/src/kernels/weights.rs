@@ -6,7 +6,8 @@
 //! of one format and stays within the adapter's binding limit. Invariant: repacking goes by pieces of bounded size, so that
 //! no second copy of a matrix is held.
 
-use super::gpu::{Gpu, GpuBuffer};
+use super::gpu::Gpu;
+use super::image::{IMAGE_WIDTH, Words};
 use super::repack::{DeviceFormat, UNIT_BLOCKS, pack};
 use crate::model_file::{BLOCK_LEN, Tensor};
 use crate::ops::DeviceError;
@@ -19,10 +20,38 @@ pub struct Shard {
     pub num_rows: u32,
     /// How they are stored.
     pub format: DeviceFormat,
-    /// Codes.
-    pub weights: GpuBuffer,
+    /// Codes, four words together.
+    pub weights: Words,
     /// Scale words of each block, then units by eight blocks where the format has those; a stub where it has neither.
-    pub scales: GpuBuffer,
+    pub scales: Words,
+}
+
+impl Shard {
+    /// Whether kernels read it as images.
+    pub fn in_images(&self) -> bool {
+        matches!(self.weights, Words::Image(_))
+    }
+}
+
+/// Where weights may lie.
+#[derive(Clone, Copy, Debug)]
+pub struct Placement {
+    /// Largest part of a buffer that one binding can cover.
+    pub max_binding_bytes: u64,
+    /// Rows of the tallest image, where weights lie in images.
+    pub image_rows: Option<u32>,
+}
+
+impl Placement {
+    /// Rows of a matrix that one shard can hold.
+    fn rows_a_shard(&self, format: DeviceFormat, num_blocks: usize) -> u64 {
+        // A row's codes, by texels of four words, and its scale words with a share of its units.
+        let code_texels = (num_blocks * format.block_bytes() / 16) as u64;
+        let scale_words = (num_blocks * (format.scale_words() + 1)) as u64;
+        let by_bytes = self.max_binding_bytes / (16 * code_texels).max(4 * scale_words).max(1);
+        let Some(rows) = self.image_rows else { return by_bytes };
+        by_bytes.min(u64::from(rows) * u64::from(IMAGE_WIDTH) / code_texels.max(scale_words).max(1))
+    }
 }
 
 /// A matrix on the device.
@@ -47,11 +76,11 @@ struct Run<'a> {
 }
 
 impl DeviceMatrix {
-    /// Repacks and uploads tensors of equal columns, one below the other; no buffer passes `max_binding_bytes`.
+    /// Repacks and uploads tensors of equal columns, one below the other, in shards that fit a binding.
     ///
     /// # Errors
     /// When columns differ or are not whole blocks, or the device has no memory.
-    pub fn upload(gpu: &Gpu, tensors: &[Tensor], max_binding_bytes: u64) -> Result<Self, DeviceError> {
+    pub fn upload(gpu: &Gpu, tensors: &[Tensor], placement: Placement) -> Result<Self, DeviceError> {
         let refused = |tensor: &Tensor, reason: String| DeviceError::Refused {
             what: format!("tensor `{}`", tensor.name),
             reason,
@@ -68,14 +97,22 @@ impl DeviceMatrix {
         let num_blocks = columns / BLOCK_LEN;
         let (mut shards, mut row_start) = (Vec::new(), 0);
         for run in runs(tensors) {
-            let row_bytes = (num_blocks * run.format.block_bytes().max(4 * (run.format.scale_words() + 1))) as u64;
-            let rows_per_shard = usize::try_from(max_binding_bytes / row_bytes.max(1)).unwrap_or(usize::MAX);
+            let rows_per_shard = placement.rows_a_shard(run.format, num_blocks);
             if rows_per_shard == 0 {
-                let reason = format!("one row has {row_bytes} bytes, a binding at most {max_binding_bytes}");
+                let bytes = num_blocks * run.format.block_bytes();
+                let reason = format!("one row has {bytes} bytes, a binding at most {}", placement.max_binding_bytes);
                 return Err(refused(run.rows[0].0, reason));
             }
+            let rows_per_shard = usize::try_from(rows_per_shard).unwrap_or(usize::MAX);
             for rows in run.rows.chunks(rows_per_shard) {
-                shards.push(upload_shard(gpu, run.format, rows, row_start, num_blocks)?);
+                shards.push(upload_shard(
+                    gpu,
+                    run.format,
+                    rows,
+                    row_start,
+                    num_blocks,
+                    placement.image_rows.is_some(),
+                )?);
                 row_start += rows.len();
             }
         }
@@ -113,13 +150,14 @@ fn upload_shard(
     rows: &[(&Tensor, usize)],
     row_start: usize,
     num_blocks: usize,
+    in_images: bool,
 ) -> Result<Shard, DeviceError> {
     let (name, num_rows) = (&rows[0].0.name, rows.len());
     let (block_bytes, scale_words) = (format.block_bytes(), format.scale_words());
     let num_units = if format.has_units() { num_blocks.div_ceil(UNIT_BLOCKS) } else { 0 };
     let scale_count = num_rows * (num_blocks * scale_words + num_units);
-    let weights = gpu.allocate(name, (num_rows * num_blocks * block_bytes) as u64)?;
-    let scales = gpu.allocate(name, 4 * scale_count as u64)?;
+    let weights = Words::allocate(gpu, name, (num_rows * num_blocks * block_bytes / 16) as u64, 4, in_images)?;
+    let scales = Words::allocate(gpu, name, scale_count as u64, 1, in_images)?;
     let tile_bytes = TILE_ROWS * num_blocks * block_bytes;
     let tiles_a_piece = (PIECE_BYTES / tile_bytes.max(1)).max(1);
     let (mut codes, mut words, mut units) = (Vec::new(), Vec::new(), Vec::new());
@@ -141,13 +179,13 @@ fn upload_shard(
                 });
             }
         }
-        gpu.write(&weights, (first_row * num_blocks * block_bytes) as u64, &codes);
+        weights.write(gpu, (first_row * num_blocks * block_bytes / 16) as u64, 4, &codes);
         if scale_words > 0 {
-            gpu.write(&scales, (first_row * num_blocks * scale_words * 4) as u64, bytemuck::cast_slice(&words));
+            scales.write(gpu, (first_row * num_blocks * scale_words) as u64, 1, bytemuck::cast_slice(&words));
         }
         if num_units > 0 {
             let start = num_rows * num_blocks * scale_words + first_row * num_units;
-            gpu.write(&scales, start as u64 * 4, bytemuck::cast_slice(&units));
+            scales.write(gpu, start as u64, 1, bytemuck::cast_slice(&units));
         }
         // What was written is copied before the next piece waits in staging memory.
         gpu.queue.submit([]);

@@ -154,7 +154,7 @@ impl Ops for WgpuOps {
     }
 
     fn matrix(&mut self, tensors: &[Tensor]) -> Result<DeviceMatrix, DeviceError> {
-        DeviceMatrix::upload(&self.gpu, tensors, self.gpu.max_binding_bytes())
+        DeviceMatrix::upload(&self.gpu, tensors, self.plan.placement(&self.gpu))
     }
 
     fn vector(&mut self, name: &str, values: &[f32]) -> Result<GpuBuffer, DeviceError> {
