@@ -6,7 +6,7 @@ mod support;
 use divan::Bencher;
 use divan::counter::ItemsCount;
 use engine::batch::{Choice, ModelInput};
-use engine::kv::{BLOCK_SIZE, KvLayout};
+use engine::kv::{BLOCK_SIZE, KvCacheDtype, KvLayout};
 use engine::model::PairOrder;
 use engine::model_file::StorageType;
 use engine::ops::cpu::{CpuOps, use_threads};
@@ -30,8 +30,15 @@ fn q8_0(bencher: Bencher<'_, '_>, tokens: usize) {
 
 fn product(bencher: Bencher<'_, '_>, storage: StorageType, tokens: usize) {
     let (rows, columns) = (12_288, 576);
-    let layout =
-        KvLayout { num_layers: 1, num_blocks: 32, num_heads: 1, num_kv_heads: 1, head_dim: 64, block_size: BLOCK_SIZE };
+    let layout = KvLayout {
+        num_layers: 1,
+        num_blocks: 32,
+        num_heads: 1,
+        num_kv_heads: 1,
+        head_dim: 64,
+        block_size: BLOCK_SIZE,
+        dtype: KvCacheDtype::F16,
+    };
     let mut ops = CpuOps::new(layout, Vec::new(), PairOrder::Halves).unwrap();
     let matrix = ops.matrix(&[support::gguf_writer::random_tensor(storage, rows, columns, 1)]).unwrap();
     let mut input = ModelInput::default();

@@ -3,6 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use engine::kernels::Activations;
+use engine::kv::KvCacheDtype;
+use engine::model_file::Quantize;
 use serde::{Deserialize, Serialize};
 
 /// Flags of the engine. Absent ones leave what the file or the environment says.
@@ -33,6 +36,10 @@ pub struct EngineFlags {
     #[arg(long, value_name = "BYTES")]
     #[serde(skip_serializing_if = "Option::is_none")]
     kv_cache_memory: Option<String>,
+    /// How keys and values are stored: f16, or q8_0, which takes 8.5 bits a value. [default: f16]
+    #[arg(long, value_enum, value_name = "TYPE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv_cache_dtype: Option<KvCacheDtypeFlag>,
     /// Part of the device's memory to use, 0 to 1. [default: 0.9 of a discrete GPU's; else see --kv-cache-memory]
     #[arg(long, value_name = "PART")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -175,6 +182,37 @@ pub enum QuantizeFlag {
     Q4,
 }
 
+impl From<QuantizeFlag> for Quantize {
+    fn from(flag: QuantizeFlag) -> Self {
+        match flag {
+            QuantizeFlag::Q8 => Self::Q8_0,
+            QuantizeFlag::Q4 => Self::Q4_0,
+        }
+    }
+}
+
+/// Spellings of how keys and values are stored.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize, ValueEnum)]
+pub enum KvCacheDtypeFlag {
+    /// Two bytes a value.
+    #[value(name = "f16")]
+    #[serde(rename = "f16")]
+    F16,
+    /// A byte a value, and a scale for 32.
+    #[value(name = "q8_0")]
+    #[serde(rename = "q8_0")]
+    Q8,
+}
+
+impl From<KvCacheDtypeFlag> for KvCacheDtype {
+    fn from(flag: KvCacheDtypeFlag) -> Self {
+        match flag {
+            KvCacheDtypeFlag::F16 => Self::F16,
+            KvCacheDtypeFlag::Q8 => Self::Q8_0,
+        }
+    }
+}
+
 /// Spellings of the activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -183,6 +221,15 @@ pub enum ActivationsFlag {
     F32,
     /// Rounded.
     Int8,
+}
+
+impl From<ActivationsFlag> for Activations {
+    fn from(flag: ActivationsFlag) -> Self {
+        match flag {
+            ActivationsFlag::F32 => Self::F32,
+            ActivationsFlag::Int8 => Self::Int8,
+        }
+    }
 }
 
 /// Packings of KV blocks.

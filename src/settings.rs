@@ -9,15 +9,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use engine::config::EngineConfig;
-use engine::kernels::Activations;
-use engine::model_file::Quantize;
 use engine::ops::wgpu::MAX_DEVICE_LOGPROBS;
 use engine::server::{ApiKeys, ServerConfig};
 use figment::Figment;
 use figment::providers::{Env, Format, Serialized, Toml};
 use serde::{Deserialize, Serialize};
 
-use crate::flags::{ActivationsFlag, EngineFlags, KvCompression, LogFormat, QuantizeFlag, ServerFlags};
+use crate::flags::{
+    ActivationsFlag, EngineFlags, KvCacheDtypeFlag, KvCompression, LogFormat, QuantizeFlag, ServerFlags,
+};
 
 /// The file that is read where it exists.
 const FILE: &str = "pagoda.toml";
@@ -42,6 +42,8 @@ pub struct Settings {
     pub enable_prefix_caching: bool,
     max_step_ms: f64,
     activations: Option<ActivationsFlag>,
+    /// How keys and values are stored.
+    kv_cache_dtype: Option<KvCacheDtypeFlag>,
     /// What weights are rounded to.
     quantize: Option<QuantizeFlag>,
     threads: Option<usize>,
@@ -102,6 +104,7 @@ impl Default for Settings {
             enable_prefix_caching: engine.enable_prefix_caching,
             max_step_ms: engine.max_step_ms,
             activations: None,
+            kv_cache_dtype: None,
             quantize: None,
             threads: None,
             host: "127.0.0.1".into(),
@@ -181,7 +184,7 @@ const LISTS: [(&str, char); 3] = [("api_key", ' '), ("served_model_name", ','), 
 
 /// Names that are read from the environment. Others are left alone: Kubernetes sets `PAGODA_SERVICE_HOST` and more beside
 /// a service called `pagoda`.
-const NAMES: [&str; 36] = [
+const NAMES: [&str; 37] = [
     "model",
     "device",
     "max_model_len",
@@ -192,6 +195,7 @@ const NAMES: [&str; 36] = [
     "enable_prefix_caching",
     "max_step_ms",
     "activations",
+    "kv_cache_dtype",
     "quantize",
     "threads",
     "host",
@@ -259,14 +263,9 @@ impl Settings {
             gpu_memory_utilization: self.gpu_memory_utilization,
             served_model_name: served_model_name.to_owned(),
             fingerprint_cache: crate::pull::cache_directory().ok().map(|directory| directory.join("fingerprints")),
-            quantize: self.quantize.map(|flag| match flag {
-                QuantizeFlag::Q8 => Quantize::Q8_0,
-                QuantizeFlag::Q4 => Quantize::Q4_0,
-            }),
-            activations: self.activations.map(|flag| match flag {
-                ActivationsFlag::F32 => Activations::F32,
-                ActivationsFlag::Int8 => Activations::Int8,
-            }),
+            quantize: self.quantize.map(Into::into),
+            kv_cache_dtype: self.kv_cache_dtype.map(Into::into).unwrap_or_default(),
+            activations: self.activations.map(Into::into),
         })
     }
 

@@ -4,7 +4,7 @@ mod support;
 
 use burn::tensor::{Device, Tensor, TensorData, activation};
 use engine::batch::{Choice, ModelInput, Selected, Selection};
-use engine::kv::{BLOCK_SIZE, KvLayout};
+use engine::kv::{BLOCK_SIZE, KvCacheDtype, KvLayout};
 use engine::model::{Activation, PairOrder, RotaryConfig};
 use engine::model_file::{StorageType, Tensor as Stored};
 use engine::ops::cpu::{Buffer, CpuOps};
@@ -18,7 +18,15 @@ const HEAD_DIM: usize = 64;
 const SENTINEL: f32 = -12_345.678;
 
 fn layout(num_heads: usize, num_kv_heads: usize, head_dim: usize, num_blocks: usize) -> KvLayout {
-    KvLayout { num_layers: 1, num_blocks, num_heads, num_kv_heads, head_dim, block_size: BLOCK_SIZE }
+    KvLayout {
+        num_layers: 1,
+        num_blocks,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        block_size: BLOCK_SIZE,
+        dtype: KvCacheDtype::F16,
+    }
 }
 
 fn ops(layout: KvLayout) -> CpuOps {

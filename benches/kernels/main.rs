@@ -30,7 +30,7 @@ mod top_k;
 use divan::Bencher;
 use divan::counter::ItemsCount;
 use engine::kernels::{Encoder, Gpu, GpuBuffer, Plan};
-use engine::kv::KvLayout;
+use engine::kv::{KvCacheDtype, KvLayout};
 use std::sync::{Arc, OnceLock};
 
 /// The default model's widths.
@@ -85,6 +85,7 @@ impl Fixture {
             num_kv_heads: KV_HEADS as usize,
             head_dim: HEAD_DIM as usize,
             block_size: 16,
+            dtype: KvCacheDtype::F16,
         }
     }
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::kernels::Activations;
+use crate::kv::KvCacheDtype;
 use crate::model_file::Quantize;
 
 /// What an engine is started with.
@@ -36,6 +37,8 @@ pub struct EngineConfig {
     pub fingerprint_cache: Option<PathBuf>,
     /// What floating-point weights are rounded to when they are loaded.
     pub quantize: Option<Quantize>,
+    /// How keys and values are stored.
+    pub kv_cache_dtype: KvCacheDtype,
     /// Activations of matrix products on a GPU; `None` is the plan's choice.
     pub activations: Option<Activations>,
 }
@@ -62,6 +65,7 @@ impl EngineConfig {
             served_model_name: "model".to_owned(),
             fingerprint_cache: None,
             quantize: None,
+            kv_cache_dtype: KvCacheDtype::default(),
             activations: None,
         }
     }

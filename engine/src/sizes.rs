@@ -5,7 +5,7 @@
 use crate::config::{DEFAULT_KV_CACHE_BYTES, EngineConfig, MAX_DEFAULT_KV_CACHE_BYTES};
 use crate::device::DeviceMemory;
 use crate::error::LoadError;
-use crate::kv::{BLOCK_SIZE, COPY_BYTES, KvLayout};
+use crate::kv::{BLOCK_SIZE, COPY_BYTES, KvCacheDtype, KvLayout, SCALED_VALUES};
 use crate::model::ModelConfig;
 use crate::ops::rotary::Rotary;
 
@@ -38,7 +38,8 @@ impl Sizes {
                 "--max-model-len {wanted_len}: the model was made for 1 to {limit}"
             )));
         }
-        let block_bytes = model.kv_bytes_per_token().saturating_mul(BLOCK_SIZE as u64);
+        check_dtype(&model, config.kv_cache_dtype)?;
+        let block_bytes = KvLayout::new(&model, config.kv_cache_dtype, 1).total_bytes();
         let one_sequence = block_bytes.saturating_mul(wanted_len.div_ceil(BLOCK_SIZE) as u64);
         let bytes = match config.kv_cache_bytes {
             Some(bytes) => bytes,
@@ -51,7 +52,7 @@ impl Sizes {
                 "{what} is {bytes} bytes: one block of {BLOCK_SIZE} tokens needs {block_bytes}"
             )));
         }
-        let num_blocks = bound_by_binding(&model, num_blocks, memory)?;
+        let num_blocks = bound_by_binding(&model, config.kv_cache_dtype, num_blocks, memory)?;
         let capacity = num_blocks * BLOCK_SIZE;
         if wanted_len > capacity && config.max_model_len.is_some() {
             return Err(LoadError::Setting(format!(
@@ -59,7 +60,7 @@ impl Sizes {
             )));
         }
         let max_model_len = wanted_len.min(capacity);
-        let layout = KvLayout::new(&model, num_blocks);
+        let layout = KvLayout::new(&model, config.kv_cache_dtype, num_blocks);
         if max_model_len < wanted_len {
             tracing::warn!(max_model_len, model = wanted_len, "the longest sequence is cut to the KV cache");
         }
@@ -74,6 +75,17 @@ impl Sizes {
     pub fn rotaries(&self) -> Vec<Rotary> {
         self.model.rotaries.iter().map(|rotary| Rotary::new(rotary, self.max_model_len)).collect()
     }
+}
+
+/// Whether a model's heads can be stored so.
+fn check_dtype(model: &ModelConfig, dtype: KvCacheDtype) -> Result<(), LoadError> {
+    let head_dim = model.head_dim;
+    if dtype == KvCacheDtype::Q8_0 && !head_dim.is_multiple_of(SCALED_VALUES) {
+        return Err(LoadError::Setting(format!(
+            "--kv-cache-dtype q8_0: the model's heads have {head_dim} values, blocks of {SCALED_VALUES} are needed; use f16"
+        )));
+    }
+    Ok(())
 }
 
 /// Checks the bounds of a step.
@@ -146,7 +158,8 @@ fn not_fitting(model: &ModelConfig, config: &EngineConfig, memory: &DeviceMemory
     let gib = |bytes: u64| format!("{:.2} GiB", bytes as f64 / (1u64 << 30) as f64);
     let (weights, step) = (memory.weights_bytes, step_bytes(model, config));
     let tokens = config.max_model_len.unwrap_or(model.context_length);
-    let kv = model.kv_bytes_per_token().saturating_mul(tokens as u64);
+    let blocks = tokens.div_ceil(BLOCK_SIZE);
+    let kv = KvLayout::new(model, config.kv_cache_dtype, 1).total_bytes().saturating_mul(blocks as u64);
     let mut advice = Vec::new();
     // 32 weights in 18 bytes.
     let smallest = model.num_weights() / 32 * 18;
@@ -184,9 +197,14 @@ fn step_bytes(model: &ModelConfig, config: &EngineConfig) -> u64 {
 }
 
 /// Blocks that keep a layer's K (or V) buffer within what a kernel can bind.
-fn bound_by_binding(model: &ModelConfig, num_blocks: usize, memory: &DeviceMemory) -> Result<usize, LoadError> {
+fn bound_by_binding(
+    model: &ModelConfig,
+    dtype: KvCacheDtype,
+    num_blocks: usize,
+    memory: &DeviceMemory,
+) -> Result<usize, LoadError> {
     let Some(limit) = memory.max_binding_bytes else { return Ok(num_blocks) };
-    let block_bytes = (KvLayout::new(model, 1).block_values() * 2) as u64;
+    let block_bytes = KvLayout::new(model, dtype, 1).layer_bytes();
     let bound = usize::try_from(limit / block_bytes).unwrap_or(usize::MAX);
     if bound == 0 {
         return Err(LoadError::Setting(format!(

@@ -63,17 +63,17 @@ catalogue! {
     EMBEDDING "embedding" [Weights(4), Weights(1), Read, ReadWrite, Params] ["FORMAT", "IMAGE", "WORKGROUP_SIZE"];
     RMS_NORM "rms_norm" [Read, Read, ReadWrite, ReadWrite, ReadWrite, Params] ["QUANTIZE", "WORKGROUP_SIZE"];
     ROTATE_AND_CACHE "rotate_and_cache" [Read, Read, Read, Read, ReadWrite, ReadWrite, ReadWrite, Params]
-        ["BLOCK_SIZE", "NORM", "WORKGROUP_SIZE"];
+        ["BLOCK_SIZE", "KV", "NORM", "WORKGROUP_SIZE"];
     ADD_BIAS "add_bias" [Read, ReadWrite, Params] ["WORKGROUP_SIZE"];
     SOFT_CAP "soft_cap" [ReadWrite, Params] ["WORKGROUP_SIZE"];
     GATHER_BLOCKS "gather_blocks" [Read, Read, Read, ReadWrite, Params] ["WORKGROUP_SIZE"];
     SCATTER_BLOCKS "scatter_blocks" [Read, Read, ReadWrite, ReadWrite, Params] ["WORKGROUP_SIZE"];
     PAGED_ATTENTION_DECODE "paged_attention_decode" [Read, Read, Read, Read, Read, Read, ReadWrite, Params]
-        ["BLOCK_SIZE", "HEAD_DIM", "SPLIT", "WORKGROUP_SIZE"];
+        ["BLOCK_SIZE", "HEADS", "HEAD_DIM", "KV", "SPLIT", "WORKGROUP_SIZE"];
     PAGED_ATTENTION_REDUCE "paged_attention_reduce" [Read, Read, ReadWrite, ReadWrite, ReadWrite, Params]
         ["HEAD_DIM", "QUANTIZE", "WORKGROUP_SIZE"];
     PAGED_ATTENTION_PREFILL "paged_attention_prefill" [Read, Read, Read, Read, Read, Read, ReadWrite, Params]
-        ["BLOCK_SIZE", "HEAD_DIM", "QUERY_TILE"];
+        ["BLOCK_SIZE", "HEADS", "HEAD_DIM", "KV", "QUERY_TILE", "SHARE"];
     ACT_AND_MUL "act_and_mul" [Read, ReadWrite, ReadWrite, ReadWrite, Params]
         ["ACTIVATION", "QUANTIZE", "WORKGROUP_SIZE"];
     GATHER_ROWS "gather_rows" [Read, Read, ReadWrite, Params] ["WORKGROUP_SIZE"];
@@ -95,4 +95,6 @@ pub static INCLUDES: &[(&str, &str)] = &[
     ("weights.wgsl", include_str!("../wgsl/weights.wgsl")),
     ("quantize.wgsl", include_str!("../wgsl/quantize.wgsl")),
     ("attend.wgsl", include_str!("../wgsl/attend.wgsl")),
+    ("cached_row.wgsl", include_str!("../wgsl/cached_row.wgsl")),
+    ("load_row.wgsl", include_str!("../wgsl/load_row.wgsl")),
 ];

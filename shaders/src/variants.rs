@@ -36,12 +36,17 @@ pub fn variants() -> Vec<Variant> {
             name if name == MATMUL_INT8.name => matmuls_int8(&CODE_FORMATS),
             name if name.starts_with("paged_attention") => attention(shader),
             name if name == ROTATE_AND_CACHE.name => {
-                let of = |(norm, size)| {
-                    let values =
-                        [("BLOCK_SIZE", Number(BLOCK_SIZE)), ("NORM", Number(norm)), ("WORKGROUP_SIZE", Number(size))];
+                let of = |((kv, norm), size)| {
+                    let values = [
+                        ("BLOCK_SIZE", Number(BLOCK_SIZE)),
+                        ("KV", Word(kv)),
+                        ("NORM", Number(norm)),
+                        ("WORKGROUP_SIZE", Number(size)),
+                    ];
                     Variant::new(&ROTATE_AND_CACHE, &values)
                 };
-                pairs([0, 1].into_iter(), HEAD_SIZES).map(of).collect()
+                let caches = [("f16", 0), ("f16", 1), ("q8_0", 0), ("q8_0", 1)];
+                pairs(caches.into_iter(), HEAD_SIZES).map(of).collect()
             }
             name if name == ACT_AND_MUL.name => {
                 let of = |((activation, quantize), size)| {
@@ -69,29 +74,52 @@ pub fn variants() -> Vec<Variant> {
         .collect()
 }
 
+/// What the cache holds, for heads of this width: blocks of 32 values have a scale.
+fn caches(head_dim: u32) -> impl Iterator<Item = &'static str> {
+    ["f16", "q8_0"].into_iter().take(1 + usize::from(head_dim.is_multiple_of(32)))
+}
+
 /// Of one of the attention kernels: by width of a head.
 fn attention(shader: &'static crate::Shader) -> Vec<Variant> {
-    let block_size = ("BLOCK_SIZE", Number(BLOCK_SIZE));
-    let decode = |(head_dim, size)| {
-        let values =
-            [block_size, ("HEAD_DIM", Number(head_dim)), ("SPLIT", Number(64)), ("WORKGROUP_SIZE", Number(size))];
+    let decode = |head_dim, kv, (heads, size)| {
+        let values = [
+            ("BLOCK_SIZE", Number(BLOCK_SIZE)),
+            ("HEADS", Number(heads)),
+            ("HEAD_DIM", Number(head_dim)),
+            ("KV", Word(kv)),
+            ("SPLIT", Number(64)),
+            ("WORKGROUP_SIZE", Number(size)),
+        ];
         Variant::new(shader, &values)
     };
     let reduce = |(head_dim, (quantize, size))| {
         let values = [("HEAD_DIM", Number(head_dim)), ("QUANTIZE", Number(quantize)), ("WORKGROUP_SIZE", Number(size))];
         Variant::new(shader, &values)
     };
-    let prefill = |head_dim| {
-        let values = [block_size, ("HEAD_DIM", Number(head_dim)), ("QUERY_TILE", Number(32))];
+    let prefill = |head_dim, kv, (heads, query_tile, share)| {
+        let values = [
+            ("BLOCK_SIZE", Number(BLOCK_SIZE)),
+            ("HEADS", Number(heads)),
+            ("HEAD_DIM", Number(head_dim)),
+            ("KV", Word(kv)),
+            ("QUERY_TILE", Number(query_tile)),
+            ("SHARE", Number(share)),
+        ];
         Variant::new(shader, &values)
     };
     let rounds = |&(head_dim, (quantize, _)): &(u32, (u32, u32))| quantize == 0 || head_dim % 32 == 0;
+    let cached = || head_dims().flat_map(|head_dim| caches(head_dim).map(move |kv| (head_dim, kv)));
+    // One head a lane on hardware, up to four on software adapters.
+    let decodes = [(1, 32), (1, 8), (2, 8), (3, 8), (4, 8)];
+    let prefills = || (1..=4).flat_map(|heads| [(heads, 32, 0), (heads, 8, 1)]);
     match shader.name {
-        name if name == PAGED_ATTENTION_DECODE.name => pairs(head_dims(), HEAD_SIZES).map(decode).collect(),
+        name if name == PAGED_ATTENTION_DECODE.name => {
+            cached().flat_map(|(head_dim, kv)| decodes.map(|of| decode(head_dim, kv, of))).collect()
+        }
         name if name == PAGED_ATTENTION_REDUCE.name => {
             pairs(head_dims(), [(0, 64), (0, 8), (1, 64), (1, 8)]).filter(rounds).map(reduce).collect()
         }
-        _ => head_dims().map(prefill).collect(),
+        _ => cached().flat_map(|(head_dim, kv)| prefills().map(move |of| prefill(head_dim, kv, of))).collect(),
     }
 }
 

@@ -1,7 +1,7 @@
 // Attention of one query token a sequence over its block table, in splits of a constant SPLIT tokens.
 //
-// One invocation handles one (sequence, split, head) without a barrier and leaves a partial result
-// [HEAD_DIM accumulators, maximum, sum, 2 unused]; paged_attention_reduce merges the splits of a sequence in order.
+// One invocation handles HEADS heads of one KV head of one (sequence, split) without a barrier and leaves a partial result
+// of each: [HEAD_DIM accumulators, maximum, sum, 2 unused]; paged_attention_reduce merges the splits of a sequence in order.
 // splits[i] = (sequence, split index within the sequence). The split length is constant, so the order in which a head
 // is reduced depends on its context length alone.
 
@@ -30,16 +30,18 @@ const SPLIT: u32 = {{ SPLIT }}u;
 const HEAD_DIM4: u32 = {{ HEAD_DIM // 4 }}u;
 const LOWEST: f32 = -3.0e38;
 
+{% set SHARE = 0 %}
 {% include "attend.wgsl" %}
 
 @compute @workgroup_size({{ WORKGROUP_SIZE }})
 fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+    let num_groups = params.num_heads / {{ HEADS }}u;
     let index = id.y * params.row_width + id.x;
-    if (id.x >= params.row_width || index >= params.num_splits * params.num_heads) {
+    if (id.x >= params.row_width || index >= params.num_splits * num_groups) {
         return;
     }
-    let item = index / params.num_heads;
-    let head = index - item * params.num_heads;
+    let item = index / num_groups;
+    let head = (index - item * num_groups) * {{ HEADS }}u;
     let sequence = splits[item].x;
     let context_len = context_lens[sequence];
     // A split before the window leaves nothing, which weighs nothing in the merge.
@@ -49,12 +51,13 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     let table_base = sequence * params.block_table_stride;
     begin((sequence * params.num_heads + head) * HEAD_DIM4);
     for (var token = first; token < last; token++) {
-        let base = slot_base(table_base, token, kv_head);
-        attend(base, score_of(base));
+        fold(row_of(table_base, token, kv_head), true, 0u);
     }
-    let target_base = index * (HEAD_DIM4 + 1u);
+    let target_base = (item * params.num_heads + head) * (HEAD_DIM4 + 1u);
+    {% for h in range(HEADS) %}
     {% for i in range(HEAD_DIM // 4) %}
-    partials[target_base + {{ i }}u] = acc{{ i }};
+    partials[target_base + {{ h }}u * (HEAD_DIM4 + 1u) + {{ i }}u] = acc{{ h }}_{{ i }};
     {% endfor %}
-    partials[target_base + HEAD_DIM4] = vec4<f32>(score_max, weight_sum, 0.0, 0.0);
+    partials[target_base + {{ h }}u * (HEAD_DIM4 + 1u) + HEAD_DIM4] = vec4<f32>(score_max{{ h }}, weight_sum{{ h }}, 0.0, 0.0);
+    {% endfor %}
 }

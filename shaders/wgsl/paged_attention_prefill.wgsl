@@ -1,7 +1,7 @@
 // Causal attention of a chunk of query tokens over cached and new blocks (the chunk's own K and V are cached first).
 //
-// One workgroup handles QUERY_TILE query tokens of one sequence for one head, a query a lane, without a barrier: all
-// lanes read the same cached token at a time. Every query folds the tokens in one order, from the first that it sees to
+// One workgroup handles QUERY_TILE query tokens of one sequence for HEADS heads of one KV head, a query a lane, without a
+// barrier: all lanes read the same cached token at a time. Every query folds the tokens in one order, from the first that it sees to
 // its own position, whatever chunk it came in. tiles[i] = (sequence, first query of the tile within the sequence's chunk).
 
 struct Params {
@@ -35,7 +35,7 @@ const LOWEST: f32 = -3.0e38;
 @compute @workgroup_size(QUERY_TILE)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let tile = tiles[workgroup.x];
-    let head = workgroup.y;
+    let head = workgroup.y * {{ HEADS }}u;
     let chunk = chunks[tile.x];
     let query_index = tile.y + lane;
     let active_query = query_index < chunk.y;
@@ -48,16 +48,14 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     let first = first_token(position);
     // Tokens before the first query's window are seen by none of the tile.
     for (var token = first_token(chunk.z - chunk.y + tile.y); token < tile_end; token++) {
-        let base = slot_base(table_base, token, kv_head);
-        let score = score_of(base);
-        if (token <= position && token >= first) {
-            attend(base, score);
-        }
+        fold(row_of(table_base, token, kv_head), token <= position && token >= first, lane);
     }
     if (active_query) {
         let target_base = (row * params.num_heads + head) * HEAD_DIM4;
+        {% for h in range(HEADS) %}
         {% for i in range(HEAD_DIM // 4) %}
-        output[target_base + {{ i }}u] = acc{{ i }} / weight_sum;
+        output[target_base + {{ h * HEAD_DIM // 4 + i }}u] = acc{{ h }}_{{ i }} / weight_sum{{ h }};
+        {% endfor %}
         {% endfor %}
     }
 }

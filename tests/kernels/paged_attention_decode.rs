@@ -1,8 +1,8 @@
 //! `paged_attention_decode.wgsl`: partials of every split; contexts around block and split edges, shuffled blocks, poison.
 
 use crate::harness::{ATTENTION, Harness, Output};
-use engine::kernels::paged_attention_decode;
-use engine::kv::KvLayout;
+use engine::kernels::{Plan, paged_attention_decode};
+use engine::kv::{KvCacheDtype, KvLayout};
 use engine::ops::Attention;
 use shaders::reference::{self, CacheView, Partial, Scale};
 
@@ -22,12 +22,19 @@ pub const POISONS: [f32; 2] = [f32::NAN, 60_000.0];
 
 impl Case {
     /// Sequences of these context lengths with their blocks scattered by `shuffle`; everything else is `poison`.
-    pub fn new(harness: &mut Harness, heads: [usize; 3], context_lens: &[usize], shuffle: usize, poison: f32) -> Self {
+    pub fn new(
+        harness: &mut Harness,
+        heads: [usize; 3],
+        dtype: KvCacheDtype,
+        context_lens: &[usize],
+        shuffle: usize,
+        poison: f32,
+    ) -> Self {
         let [num_heads, num_kv_heads, head_dim] = heads;
         let blocks: usize = context_lens.iter().map(|len| len.div_ceil(16)).sum();
         // A prime number of blocks: multiplying by any shuffle visits each once.
         let num_blocks = [37, 101, 211].into_iter().find(|&prime| prime > blocks + 2).unwrap();
-        let layout = KvLayout { num_layers: 1, num_blocks, num_heads, num_kv_heads, head_dim, block_size: 16 };
+        let layout = KvLayout { num_layers: 1, num_blocks, num_heads, num_kv_heads, head_dim, block_size: 16, dtype };
         let mut next = 1;
         let block_tables: Vec<Vec<u32>> = context_lens
             .iter()
@@ -40,16 +47,15 @@ impl Case {
                     .collect()
             })
             .collect();
-        let len = num_blocks * layout.block_values();
+        let len = num_blocks * 16 * num_kv_heads * head_dim;
         let (mut key, mut value) = (vec![poison; len], vec![poison; len]);
         for (table, &context_len) in block_tables.iter().zip(context_lens) {
             for token in 0..context_len {
                 for head in 0..num_kv_heads {
-                    let base = layout.slot_base(table[token / 16] as usize * 16 + token % 16, head);
-                    // What is in the cache has been rounded to f16.
-                    let rounded = |values: Vec<f32>| values.into_iter().map(|x| half::f16::from_f32(x).to_f32());
-                    key.splice(base..base + head_dim, rounded(harness.random(head_dim)));
-                    value.splice(base..base + head_dim, rounded(harness.random(head_dim)));
+                    let block = table[token / 16] as usize;
+                    let base = ((block * num_kv_heads + head) * 16 + token % 16) * head_dim;
+                    key.splice(base..base + head_dim, rounded(dtype, &harness.random(head_dim)));
+                    value.splice(base..base + head_dim, rounded(dtype, &harness.random(head_dim)));
                 }
             }
         }
@@ -70,9 +76,25 @@ impl Case {
     }
 
     pub fn cache_buffers(&self, harness: &Harness) -> [engine::kernels::GpuBuffer; 2] {
-        [&self.key, &self.value].map(|values| {
-            let halves: Vec<half::f16> = values.iter().map(|&x| half::f16::from_f32(x)).collect();
-            harness.upload(&halves)
+        let head_dim = self.layout.head_dim;
+        [&self.key, &self.value].map(|values| match self.layout.dtype {
+            KvCacheDtype::F16 => {
+                let halves: Vec<half::f16> = values.iter().map(|&x| half::f16::from_f32(x)).collect();
+                harness.upload(&halves)
+            }
+            KvCacheDtype::Q8_0 => {
+                let mut bytes: Vec<u8> = Vec::new();
+                for head in values.chunks(16 * head_dim) {
+                    let rows: Vec<_> = head.chunks(head_dim).map(reference::round_row).collect();
+                    rows.iter().for_each(|(codes, _)| bytes.extend(codes.iter().map(|code| *code as u8)));
+                    for (_, scales) in &rows {
+                        let padding = [0u16].into_iter().take(scales.len() % 2);
+                        bytes.extend(scales.iter().copied().chain(padding).flat_map(u16::to_le_bytes));
+                    }
+                }
+                assert_eq!(bytes.len() as u64, self.layout.layer_bytes());
+                harness.upload(&bytes)
+            }
         })
     }
 
@@ -112,8 +134,7 @@ impl Case {
         reference::paged_attention_decode(&self.query, self.view(), &tables, &bounds, self.layout.num_heads, self.scale)
     }
 
-    pub fn run(&self, harness: &mut Harness) -> Output {
-        let plan = harness.plans[0].clone();
+    pub fn run(&self, harness: &mut Harness, plan: &Plan) -> Output {
         let [key, value] = self.cache_buffers(harness);
         let (tables, stride) = self.padded_tables();
         let (splits, _) = self.splits(plan.split as usize);
@@ -123,7 +144,7 @@ impl Case {
         let out = harness.output(splits.len() * self.layout.num_heads * (self.layout.head_dim + 4));
         paged_attention_decode(
             &mut harness.encoder,
-            &plan,
+            plan,
             &query,
             &key,
             &value,
@@ -143,15 +164,41 @@ impl Case {
     }
 }
 
+/// What becomes of values in the cache.
+fn rounded(dtype: KvCacheDtype, values: &[f32]) -> Vec<f32> {
+    match dtype {
+        KvCacheDtype::F16 => values.iter().map(|&x| half::f16::from_f32(x).to_f32()).collect(),
+        KvCacheDtype::Q8_0 => {
+            let (codes, scales) = reference::round_row(values);
+            let scale = |i: usize| half::f16::from_bits(scales[i / 32]).to_f32();
+            codes.iter().enumerate().map(|(i, &code)| f32::from(code) * scale(i)).collect()
+        }
+    }
+}
+
+/// Heads, KV heads, width of a head, type of the cache: groups that a lane takes whole, in parts and one by one.
+pub const HEADS: [([usize; 3], KvCacheDtype); 9] = [
+    ([1, 1, 64], KvCacheDtype::F16),
+    ([4, 1, 64], KvCacheDtype::F16),
+    ([9, 3, 64], KvCacheDtype::F16),
+    ([14, 2, 72], KvCacheDtype::F16),
+    ([8, 1, 128], KvCacheDtype::F16),
+    ([4, 1, 256], KvCacheDtype::F16),
+    ([9, 3, 64], KvCacheDtype::Q8_0),
+    ([2, 2, 96], KvCacheDtype::Q8_0),
+    ([6, 1, 256], KvCacheDtype::Q8_0),
+];
+
 pub fn test(harness: &mut Harness) {
     let split = harness.plans[0].split as usize;
     let edges = [1, 15, 16, 17, split - 1, split, split + 1, 3 * split + 5];
-    for heads in [[1, 1, 64], [4, 1, 64], [9, 3, 64], [8, 1, 128], [4, 1, 256]] {
+    for (heads, dtype) in HEADS {
         for poison in POISONS {
-            let mut case = Case::new(harness, heads, &edges, 5, poison);
+            let mut case = Case::new(harness, heads, dtype, &edges, 5, poison);
             for (soft_cap, window) in [(0.0, 0), (50.0, 0), (0.0, 1), (0.0, 17), (20.0, split + 3)] {
                 case.scale = Scale { soft_cap, window, ..case.scale };
-                check(harness, &case, &format!("paged_attention_decode {heads:?} {:?} poison {poison}", case.scale));
+                let label = format!("paged_attention_decode {heads:?} {dtype:?} {:?} poison {poison}", case.scale);
+                check(harness, &case, &label);
             }
         }
     }
@@ -165,8 +212,11 @@ fn check(harness: &mut Harness, case: &Case, label: &str) {
         false => [partial.weighted, vec![partial.maximum, partial.sum, 0.0, 0.0]].concat(),
     };
     let expected: Vec<f64> = case.reference(split).into_iter().flat_map(of).collect();
-    let out = case.run(harness);
+    let out = case.run(harness, &harness.plans[0].clone());
     harness.compare(label, &out, &expected, ATTENTION);
-    let again = case.run(harness);
-    harness.same_bits(label, &out, &again);
+    // Heads that share a lane sum as heads alone do.
+    for plan in [0, 2].map(|index| harness.plans[index].clone()) {
+        let again = case.run(harness, &plan);
+        harness.same_bits(label, &out, &again);
+    }
 }

@@ -1,9 +1,10 @@
 //! `paged_attention_prefill.wgsl`: chunks of one query and of many, over cached blocks and at the start, behind decode
 //! rows; a query's bits do not depend on its chunk.
 
-use super::paged_attention_decode::{Case, POISONS};
+use super::paged_attention_decode::{Case, HEADS, POISONS};
 use crate::harness::{ATTENTION, Harness, Output};
-use engine::kernels::paged_attention_prefill;
+use engine::kernels::{Plan, paged_attention_prefill};
+use engine::kv::KvCacheDtype;
 use shaders::reference::{self, Chunk, Scale};
 
 /// (query_len, context_len) of each sequence.
@@ -12,15 +13,16 @@ const CHUNKS: [(usize, usize); 7] = [(1, 1), (1, 17), (15, 15), (16, 40), (33, 3
 const FIRST_ROW: usize = 2;
 
 pub fn test(harness: &mut Harness) {
-    for heads in [[1, 1, 64], [4, 1, 64], [9, 3, 64], [8, 1, 128], [4, 1, 256]] {
+    for (heads, dtype) in HEADS {
         for poison in POISONS {
             let context_lens: Vec<usize> = CHUNKS.iter().map(|(_, context_len)| *context_len).collect();
-            let mut case = Case::new(harness, heads, &context_lens, 3, poison);
+            let mut case = Case::new(harness, heads, dtype, &context_lens, 3, poison);
             let rows: usize = FIRST_ROW + CHUNKS.iter().map(|(query_len, _)| query_len).sum::<usize>();
             case.query = harness.random(rows * heads[0] * heads[2]);
             for (soft_cap, window) in [(0.0, 0), (50.0, 0), (0.0, 1), (0.0, 17), (20.0, 40)] {
                 case.scale = Scale { soft_cap, window, ..case.scale };
-                check(harness, &case, &format!("paged_attention_prefill {heads:?} {:?} poison {poison}", case.scale));
+                let label = format!("paged_attention_prefill {heads:?} {dtype:?} {:?} poison {poison}", case.scale);
+                check(harness, &case, &label);
             }
         }
     }
@@ -28,7 +30,8 @@ pub fn test(harness: &mut Harness) {
 }
 
 fn check(harness: &mut Harness, case: &Case, label: &str) {
-    let out = run(harness, case, &CHUNKS);
+    let plans = harness.plans.clone();
+    let out = run(harness, &plans[0], case, &CHUNKS);
     let (num_heads, head_dim) = (case.layout.num_heads, case.layout.head_dim);
     let expected =
         reference::paged_attention_prefill(&case.query, case.view(), &chunks(case, &CHUNKS), num_heads, case.scale);
@@ -41,6 +44,11 @@ fn check(harness: &mut Harness, case: &Case, label: &str) {
     }
     assert!(got[..skip].iter().all(|value| *value == 0.0), "{label}: wrote a row of no chunk");
     harness.num_comparisons += 1;
+    // Lanes and heads that share loads sum as those alone do.
+    for plan in &plans[1..] {
+        let again = run(harness, plan, case, &CHUNKS);
+        harness.same_bits(label, &out, &again);
+    }
 }
 
 fn chunks<'a>(case: &'a Case, lens: &[(usize, usize)]) -> Vec<Chunk<'a>> {
@@ -54,8 +62,7 @@ fn chunks<'a>(case: &'a Case, lens: &[(usize, usize)]) -> Vec<Chunk<'a>> {
         .collect()
 }
 
-fn run(harness: &mut Harness, case: &Case, lens: &[(usize, usize)]) -> Output {
-    let plan = harness.plans[0].clone();
+fn run(harness: &mut Harness, plan: &Plan, case: &Case, lens: &[(usize, usize)]) -> Output {
     let [key, value] = case.cache_buffers(harness);
     let (tables, stride) = case.padded_tables();
     let (mut words, mut tiles, mut row) = (Vec::<[u32; 4]>::new(), Vec::<[u32; 2]>::new(), FIRST_ROW);
@@ -69,7 +76,7 @@ fn run(harness: &mut Harness, case: &Case, lens: &[(usize, usize)]) -> Output {
     let out = harness.output_of(&vec![0.0; case.query.len()]);
     paged_attention_prefill(
         &mut harness.encoder,
-        &plan,
+        plan,
         &query,
         &key,
         &value,
@@ -89,20 +96,21 @@ fn run(harness: &mut Harness, case: &Case, lens: &[(usize, usize)]) -> Output {
 }
 
 fn bits_do_not_depend_on_the_chunk(harness: &mut Harness) {
-    let mut case = Case::new(harness, [9, 3, 64], &[50], 3, f32::NAN);
+    let mut case = Case::new(harness, [9, 3, 64], KvCacheDtype::F16, &[50], 3, f32::NAN);
     let width = 9 * 64;
     let queries = harness.random(50 * width);
     let mut padded = vec![0.0; FIRST_ROW * width];
     padded.extend(&queries);
     case.query = padded;
-    let whole = run(harness, &case, &[(50, 50)]);
+    let plan = harness.plans[2].clone();
+    let whole = run(harness, &plan, &case, &[(50, 50)]);
     let whole = harness.words("prefill whole", &whole)[FIRST_ROW * width..].to_vec();
     let mut start = 0;
     for len in [1, 30, 19] {
         let mut padded = vec![0.0; FIRST_ROW * width];
         padded.extend(&queries[start * width..(start + len) * width]);
         case.query = padded;
-        let part = run(harness, &case, &[(len, start + len)]);
+        let part = run(harness, &plan, &case, &[(len, start + len)]);
         let part = harness.words("prefill part", &part)[FIRST_ROW * width..].to_vec();
         assert_eq!(part, whole[start * width..(start + len) * width], "chunk of {len} at {start}");
         start += len;

@@ -3,11 +3,12 @@
 use super::paged_attention_decode::Case;
 use crate::harness::{ATTENTION, Harness, Output};
 use engine::kernels::{RoundedTo, paged_attention_reduce, quantize_activations};
+use engine::kv::KvCacheDtype;
 use shaders::reference::{self, Chunk};
 
 fn run(harness: &mut Harness, case: &Case) -> Output {
     let plan = harness.plans[0].clone();
-    let partials = case.run(harness);
+    let partials = case.run(harness, &plan);
     let starts: Vec<u32> = case.splits(plan.split as usize).1.iter().map(|&start| start as u32).collect();
     let starts = harness.upload(&starts);
     let out = harness.output(case.query.len());
@@ -41,7 +42,8 @@ fn run(harness: &mut Harness, case: &Case) -> Output {
 pub fn test(harness: &mut Harness) {
     let split = harness.plans[0].split as usize;
     for heads in [[1, 1, 64], [9, 3, 64], [8, 2, 128]] {
-        let mut case = Case::new(harness, heads, &[1, split, split + 1, 2 * split, 5 * split + 3], 7, f32::NAN);
+        let mut case =
+            Case::new(harness, heads, KvCacheDtype::F16, &[1, split, split + 1, 2 * split, 5 * split + 3], 7, f32::NAN);
         // A window that leaves whole splits unseen.
         for window in [0, split + 5] {
             case.scale.window = window;
@@ -71,12 +73,12 @@ fn check(harness: &mut Harness, case: &Case, label: &str) {
 }
 
 fn shuffled_blocks_give_the_same_bits(harness: &mut Harness) {
-    let case = Case::new(harness, [9, 3, 64], &[70, 33], 3, f32::NAN);
+    let case = Case::new(harness, [9, 3, 64], KvCacheDtype::F16, &[70, 33], 3, f32::NAN);
     let first = run(harness, &case);
     // The same vectors in other physical blocks: block b moves to b · 11 mod 37.
     let mut moved =
         Case { key: case.key.clone(), value: case.value.clone(), query: case.query.clone(), ..clone(&case) };
-    let len = case.layout.block_values();
+    let len = case.layout.block_bytes() / 2;
     for block in 0..case.layout.num_blocks {
         let to = block * 11 % case.layout.num_blocks;
         moved.key[to * len..][..len].copy_from_slice(&case.key[block * len..][..len]);

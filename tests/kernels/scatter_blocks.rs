@@ -11,7 +11,7 @@ pub fn test(harness: &mut Harness) {
         let source = caches(harness, &layout);
         for block_ids in [vec![2u32], vec![4, 1, 0]] {
             let label = format!("scatter_blocks {shape:?} {block_ids:?}");
-            let block_words = layout.block_values() / 2;
+            let block_words = layout.block_bytes() / 4;
             let payloads = reference::gather_blocks(&source.host, &block_ids, block_words);
             let (uploaded, ids) = (harness.upload(&payloads), harness.upload(&block_ids));
             let words = layout.num_blocks * block_words;

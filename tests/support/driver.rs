@@ -4,7 +4,7 @@ use engine::batch::{Choice, ModelInput, Selected, Selection};
 use engine::config::EngineConfig;
 use engine::device::DeviceMemory;
 use engine::kernels::{Activations, Gpu};
-use engine::kv::BLOCK_SIZE;
+use engine::kv::{BLOCK_SIZE, KvLayout};
 use engine::model::ModelConfig;
 use engine::model_file::ModelFile;
 use engine::model_runner::{StepRunner, cpu_runner, wgpu_runner};
@@ -17,7 +17,7 @@ pub fn config(path: &Path, kv_tokens: usize) -> (EngineConfig, ModelFile, Sizes)
     let file = ModelFile::open(path).unwrap();
     let model = ModelConfig::of(&file).unwrap();
     let mut config = EngineConfig::new(path.to_owned(), "cpu");
-    config.kv_cache_bytes = Some(model.kv_bytes_per_token() * kv_tokens as u64);
+    config.kv_cache_bytes = Some(KvLayout::new(&model, config.kv_cache_dtype, kv_tokens / BLOCK_SIZE).total_bytes());
     config.max_num_seqs = 8;
     config.max_num_batched_tokens = 640;
     let sizes = Sizes::choose(model, &config, &DeviceMemory::default()).unwrap();

@@ -30,10 +30,14 @@ pub fn paged_attention_prefill(
 ) -> Result<(), DeviceError> {
     let (num_heads, head_dim) = (layout.num_heads as u32, layout.head_dim as u32);
     assert!(u64::from(num_tiles) * 8 <= tiles.size && query.size <= output.size);
+    let heads = plan.heads_a_lane(layout);
     let values = [
         ("BLOCK_SIZE", Plan::block_size()),
+        ("HEADS", Value::Number(heads)),
         ("HEAD_DIM", Value::Number(head_dim)),
+        ("KV", Value::Word(layout.dtype.word())),
         ("QUERY_TILE", Value::Number(plan.query_tile)),
+        ("SHARE", Value::Number(plan.single.share.into())),
     ];
     let kernel = encoder.kernel(&Variant::new(&PAGED_ATTENTION_PREFILL, &values))?;
     let params = params::PagedAttentionPrefill {
@@ -47,5 +51,5 @@ pub fn paged_attention_prefill(
     };
     let bound: [&dyn Bindable; 7] = [query, key_cache, value_cache, block_tables, chunks, tiles, output];
     let work = pairs * u64::from(num_heads * head_dim) * 2;
-    encoder.dispatch(&kernel, &bound, &params, [num_tiles, num_heads, 1], work)
+    encoder.dispatch(&kernel, &bound, &params, [num_tiles, num_heads / heads, 1], work)
 }

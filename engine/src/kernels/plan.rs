@@ -7,7 +7,7 @@ use shaders::{Value, Variant};
 
 use super::{Gpu, Placement};
 use crate::device::Traits;
-use crate::kv::BLOCK_SIZE;
+use crate::kv::{BLOCK_SIZE, KvLayout};
 
 /// Tokens a split of `paged_attention_decode`: constant, so that the order of sums is.
 pub const SPLIT: u32 = 64;
@@ -56,6 +56,8 @@ pub struct Plan {
     pub head_size: u32,
     /// Queries a workgroup of `paged_attention_prefill`.
     pub query_tile: u32,
+    /// Query heads of one KV head that an invocation of the attention kernels takes at most.
+    pub max_heads: u32,
     /// Tokens a split of `paged_attention_decode`: constant, so that the order of sums is.
     pub split: u32,
     /// Multiply-adds a submit.
@@ -80,6 +82,8 @@ impl Plan {
                 reduce_size: SHARING_LANES,
                 decode_size: SHARING_LANES,
                 head_size: SHARING_LANES,
+                query_tile: if share { SHARING_LANES } else { 32 },
+                max_heads: 4,
                 // Of the software adapters those with such subgroups are Mesa's, whose image loads are the faster ones.
                 image_rows: traits.image_rows.filter(|_| share),
                 ..Self::baseline()
@@ -100,6 +104,7 @@ impl Plan {
             decode_size: 32,
             head_size: 32,
             query_tile: 32,
+            max_heads: 1,
             split: SPLIT,
             max_work: 20_000_000_000,
             image_rows: None,
@@ -110,6 +115,12 @@ impl Plan {
     /// time only.
     pub fn matmul_shape(&self, num_rows: usize) -> MatmulShape {
         if num_rows == 1 { self.single } else { self.several }
+    }
+
+    /// Query heads of one KV head that an invocation of the attention kernels takes, all of which share its loads.
+    pub fn heads_a_lane(&self, layout: &KvLayout) -> u32 {
+        let group = (layout.num_heads / layout.num_kv_heads) as u32;
+        (1..=self.max_heads).rev().find(|heads| group.is_multiple_of(*heads)).unwrap_or(1)
     }
 
     /// Where weights lie.
@@ -188,7 +199,7 @@ mod tests {
                     }
                 }
             }
-            let Plan { workgroup_size, reduce_size, decode_size, query_tile, split, head_size, .. } = plan;
+            let Plan { workgroup_size, reduce_size, decode_size, query_tile, split, head_size, max_heads, .. } = plan;
             for shader in ["add_bias", "gather_rows", "soft_cap", "quantize_activations", "adjust_logits"] {
                 has(shader, &format!("WORKGROUP_SIZE={workgroup_size}"));
             }
@@ -199,23 +210,24 @@ mod tests {
                 }
                 has("rms_norm", &format!("QUANTIZE={quantize},WORKGROUP_SIZE={reduce_size}"));
             }
-            for norm in [0, 1] {
-                let values = format!("BLOCK_SIZE={BLOCK_SIZE},NORM={norm},WORKGROUP_SIZE={head_size}");
+            for (kv, norm) in [("f16", 0), ("f16", 1), ("q8_0", 0), ("q8_0", 1)] {
+                let values = format!("BLOCK_SIZE={BLOCK_SIZE},KV={kv},NORM={norm},WORKGROUP_SIZE={head_size}");
                 has("rotate_and_cache", &values);
             }
             has("argmax", &format!("WORKGROUP_SIZE={reduce_size}"));
             for head_dim in (8..=256).step_by(8) {
-                let decode =
-                    format!("BLOCK_SIZE={BLOCK_SIZE},HEAD_DIM={head_dim},SPLIT={split},WORKGROUP_SIZE={decode_size}");
-                has("paged_attention_decode", &decode);
                 for quantize in 0..=u32::from(head_dim % 32 == 0) {
                     let values = format!("HEAD_DIM={head_dim},QUANTIZE={quantize},WORKGROUP_SIZE={workgroup_size}");
                     has("paged_attention_reduce", &values);
                 }
-                has(
-                    "paged_attention_prefill",
-                    &format!("BLOCK_SIZE={BLOCK_SIZE},HEAD_DIM={head_dim},QUERY_TILE={query_tile}"),
-                );
+                let caches = ["f16", "q8_0"].into_iter().take(1 + usize::from(head_dim % 32 == 0));
+                for (kv, heads) in caches.flat_map(|kv| (1..=max_heads).map(move |heads| (kv, heads))) {
+                    let row = format!("BLOCK_SIZE={BLOCK_SIZE},HEADS={heads},HEAD_DIM={head_dim},KV={kv}");
+                    let decode = format!("{row},SPLIT={split},WORKGROUP_SIZE={decode_size}");
+                    has("paged_attention_decode", &decode);
+                    let share = u32::from(plan.single.share);
+                    has("paged_attention_prefill", &format!("{row},QUERY_TILE={query_tile},SHARE={share}"));
+                }
             }
         }
     }

@@ -45,6 +45,7 @@ pub fn rotate_and_cache(
     assert!(u64::from(num_tokens) * u64::from(num_all * head_dim) * 4 <= qkv.size);
     let values = [
         ("BLOCK_SIZE", Plan::block_size()),
+        ("KV", Value::Word(layout.dtype.word())),
         ("NORM", Value::Number(norms.is_some().into())),
         ("WORKGROUP_SIZE", Value::Number(plan.head_size)),
     ];

@@ -23,7 +23,7 @@ pub fn scatter_blocks(
     num_blocks: u32,
 ) -> Result<(), DeviceError> {
     assert!(layout.payload_bytes() as u64 * u64::from(num_blocks) <= payloads.size && layer < layout.num_layers);
-    let block_words4 = (layout.block_values() / 8) as u32;
+    let block_words4 = (layout.block_bytes() / 16) as u32;
     let kernel =
         encoder.kernel(&Variant::new(&SCATTER_BLOCKS, &[("WORKGROUP_SIZE", Value::Number(plan.workgroup_size))]))?;
     let (layer, num_layers) = (layer as u32, layout.num_layers as u32);

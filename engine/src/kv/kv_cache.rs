@@ -1,4 +1,5 @@
-//! The layout of KV memory: `[block, kv_head, offset, head_dim]` f16, one K and one V buffer a layer.
+//! The layout of KV memory: `[block, kv_head, offset, head_dim]`, one K and one V buffer a layer; f16, or signed bytes whose
+//! scales lie behind the rows of a block's head.
 //!
 //! Used by both devices' ops. Only this file, the kernels and the shaders know it (invariant 2).
 
@@ -6,6 +7,37 @@ use crate::model::ModelConfig;
 
 /// Tokens a block. The kernels are rendered with it.
 pub const BLOCK_SIZE: usize = 16;
+
+/// How keys and values are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KvCacheDtype {
+    /// As f16.
+    #[default]
+    F16,
+    /// As signed bytes, each block of 32 values with a scale in f16: as GGUF's type of that name.
+    Q8_0,
+}
+
+impl KvCacheDtype {
+    /// The placeholder's value, and what people call it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::F16 => "f16",
+            Self::Q8_0 => "q8_0",
+        }
+    }
+
+    /// Bytes of a row of one head: its values and, rounded up to words, their scales.
+    pub fn row_bytes(self, head_dim: usize) -> usize {
+        match self {
+            Self::F16 => 2 * head_dim,
+            Self::Q8_0 => head_dim + 4 * head_dim.div_ceil(2 * SCALED_VALUES),
+        }
+    }
+}
+
+/// Values that have a scale together.
+pub const SCALED_VALUES: usize = 32;
 
 /// Shape of the whole cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,11 +54,13 @@ pub struct KvLayout {
     pub head_dim: usize,
     /// Tokens a block.
     pub block_size: usize,
+    /// How values are stored.
+    pub dtype: KvCacheDtype,
 }
 
 impl KvLayout {
     /// The cache of `num_blocks` blocks of a model.
-    pub fn new(config: &ModelConfig, num_blocks: usize) -> Self {
+    pub fn new(config: &ModelConfig, dtype: KvCacheDtype, num_blocks: usize) -> Self {
         Self {
             num_layers: config.num_layers,
             num_blocks,
@@ -34,22 +68,28 @@ impl KvLayout {
             num_kv_heads: config.num_kv_heads,
             head_dim: config.head_dim,
             block_size: BLOCK_SIZE,
+            dtype,
         }
     }
 
-    /// Values of one block in one layer's K (or V) buffer.
-    pub fn block_values(&self) -> usize {
-        self.num_kv_heads * self.block_size * self.head_dim
+    /// Bytes of one head of a block, K or V.
+    pub fn head_bytes(&self) -> usize {
+        self.block_size * self.dtype.row_bytes(self.head_dim)
     }
 
-    /// Bytes of one block's canonical payload: layer-major, K then V, `[kv_head, offset, head_dim]`, f16.
+    /// Bytes of one block in one layer's K (or V) buffer.
+    pub fn block_bytes(&self) -> usize {
+        self.num_kv_heads * self.head_bytes()
+    }
+
+    /// Bytes of one block's canonical payload: layer-major, K then V, each as in the cache.
     pub fn payload_bytes(&self) -> usize {
-        self.block_values() * 2 * 2 * self.num_layers
+        self.block_bytes() * 2 * self.num_layers
     }
 
     /// Bytes of one layer's K (or V) buffer.
     pub fn layer_bytes(&self) -> u64 {
-        (self.num_blocks * self.block_values() * 2) as u64
+        (self.num_blocks * self.block_bytes()) as u64
     }
 
     /// Bytes of the whole cache.
@@ -57,9 +97,17 @@ impl KvLayout {
         self.layer_bytes() * 2 * self.num_layers as u64
     }
 
-    /// Index of the first value of `slot`'s vector of `kv_head`.
-    pub fn slot_base(&self, slot: usize, kv_head: usize) -> usize {
+    /// What the cache adds to the name of a device's arithmetic: blocks of one type are no others'.
+    pub fn numerics(&self) -> &'static str {
+        match self.dtype {
+            KvCacheDtype::F16 => "",
+            KvCacheDtype::Q8_0 => "-kv8",
+        }
+    }
+
+    /// Where the head of `slot`'s block begins, and which row in it is the slot's.
+    pub fn head_of(&self, slot: usize, kv_head: usize) -> (usize, usize) {
         let (block_id, offset) = (slot / self.block_size, slot % self.block_size);
-        ((block_id * self.num_kv_heads + kv_head) * self.block_size + offset) * self.head_dim
+        ((block_id * self.num_kv_heads + kv_head) * self.head_bytes(), offset)
     }
 }

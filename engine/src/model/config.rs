@@ -220,9 +220,4 @@ impl ModelConfig {
         let layer = hidden.saturating_mul(heads).saturating_add(3 * hidden * inner);
         (self.num_layers as u64).saturating_mul(layer).saturating_add(self.vocab_size as u64 * hidden)
     }
-
-    /// Bytes of K and V of one token in all layers, f16.
-    pub fn kv_bytes_per_token(&self) -> u64 {
-        (self.num_layers * 2 * self.kv_size() * 2) as u64
-    }
 }

@@ -38,7 +38,7 @@ pub use paged_attention_prefill::{Chunk, paged_attention_prefill};
 pub use paged_attention_reduce::paged_attention_reduce;
 pub use quantize_activations::{QuantizedRow, quantize_activations};
 pub use rms_norm::rms_norm;
-pub use rotate_and_cache::{HeadShape, TakenApart, rotate_and_cache};
+pub use rotate_and_cache::{HeadShape, TakenApart, rotate_and_cache, round_row};
 pub use sample::sample;
 pub use scatter_blocks::scatter_blocks;
 pub use soft_cap::soft_cap;

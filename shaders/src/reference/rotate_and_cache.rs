@@ -1,5 +1,7 @@
 //! Reference of `rotate_and_cache.wgsl`.
 
+use half::f16;
+
 /// Shape of the heads of a row, and how they are turned.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadShape {
@@ -49,4 +51,18 @@ pub fn rotate_and_cache(
         }
     }
     apart
+}
+
+/// Rounds a row of a head to signed bytes, by blocks of 32 with a scale in f16 each: codes and bits of scales.
+pub fn round_row(row: &[f32]) -> (Vec<i8>, Vec<u16>) {
+    let (mut codes, mut scales) = (Vec::new(), Vec::new());
+    for block in row.chunks(32) {
+        let peak = block.iter().fold(0.0f32, |peak, value| peak.max(value.abs()));
+        let finite = block.iter().all(|value| value.is_finite());
+        let scale = if finite { f16::from_f32(peak / 127.0) } else { f16::NAN };
+        let code = |value: &f32| if scale > f16::ZERO { (value / scale.to_f32()).round() } else { 0.0 };
+        codes.extend(block.iter().map(|value| code(value).clamp(-127.0, 127.0) as i8));
+        scales.push(scale.to_bits());
+    }
+    (codes, scales)
 }

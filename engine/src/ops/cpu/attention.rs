@@ -1,16 +1,16 @@
 //! Paged attention on the CPU: prefill and decode are one code path.
 //!
-//! A task is a tile of queries of one sequence and one K/V head: the f16 keys and values of its context are converted
+//! A task is a tile of queries of one sequence and one K/V head: the keys and values of its context are converted
 //! once for all its queries and query heads. A query folds tokens in order from 0 to its own position, so its result does
 //! not depend on the chunk or batch that it came in.
 
 use std::cell::RefCell;
 use std::ops::Range;
 
-use half::f16;
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
+use super::cached_row;
 use super::exp::{exp, soft_cap};
 use crate::batch::SequenceInput;
 use crate::kv::{BLOCK_SIZE, KvLayout};
@@ -30,8 +30,8 @@ struct Tile<'a> {
 pub(super) fn paged_attention(
     layout: &KvLayout,
     attention: &Attention,
-    key_cache: &[f16],
-    value_cache: &[f16],
+    key_cache: &[u16],
+    value_cache: &[u16],
     sequences: &[SequenceInput],
     query: &[f32],
     output: &mut [f32],
@@ -89,8 +89,8 @@ const WIDE: usize = 32;
 fn attend_tile(
     layout: &KvLayout,
     attention: &Attention,
-    key_cache: &[f16],
-    value_cache: &[f16],
+    key_cache: &[u16],
+    value_cache: &[u16],
     tile: &Tile<'_>,
     query: &[f32],
 ) -> Vec<f32> {
@@ -111,8 +111,8 @@ fn attend_tile(
 struct AttendTile<'a> {
     layout: &'a KvLayout,
     attention: &'a Attention,
-    key_cache: &'a [f16],
-    value_cache: &'a [f16],
+    key_cache: &'a [u16],
+    value_cache: &'a [u16],
     tile: &'a Tile<'a>,
     query: &'a [f32],
     scratch: &'a mut Scratch,
@@ -259,7 +259,7 @@ fn sized(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
 #[inline(always)]
 fn gather_keys<'a>(
     layout: &KvLayout,
-    cache: &[f16],
+    cache: &[u16],
     tile: &Tile<'_>,
     tokens: &Range<usize>,
     block: &mut Vec<f32>,
@@ -270,12 +270,8 @@ fn gather_keys<'a>(
     let gathered = sized(buffer, tokens.len().div_ceil(LANES) * block_values);
     let block_ids = &tile.sequence.block_table[tokens.start / LANES..];
     for (target, &block_id) in gathered.chunks_exact_mut(block_values).zip(block_ids) {
-        let base = layout.slot_base(block_id as usize * LANES, tile.kv_head);
-        let source = &cache[base..][..block_values];
         // Widened first, in order, which is vector work; then moved, which is not.
-        for (widened_value, half) in block.iter_mut().zip(source) {
-            *widened_value = widened(*half);
-        }
+        cached_row::load(layout, cache, block_id, tile.kv_head, block);
         for (i, target) in target.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
             for lane in 0..LANES {
                 target[lane] = block[lane * layout.head_dim + i];
@@ -289,7 +285,7 @@ fn gather_keys<'a>(
 #[inline(always)]
 fn gather_values<'a>(
     layout: &KvLayout,
-    cache: &[f16],
+    cache: &[u16],
     tile: &Tile<'_>,
     tokens: &Range<usize>,
     buffer: &'a mut Vec<f32>,
@@ -297,35 +293,7 @@ fn gather_values<'a>(
     let gathered = sized(buffer, tokens.len() * layout.head_dim);
     let blocks = gathered.chunks_mut(LANES * layout.head_dim);
     for (target, &block_id) in blocks.zip(&tile.sequence.block_table[tokens.start / LANES..]) {
-        let base = layout.slot_base(block_id as usize * LANES, tile.kv_head);
-        for (target, half) in target.iter_mut().zip(&cache[base..]) {
-            *target = widened(*half);
-        }
+        cached_row::load(layout, cache, block_id, tile.kv_head, target);
     }
     gathered
-}
-
-/// f16 to f32 without a branch, so that the loop above becomes vector instructions: the bits moved into place and scaled
-/// by 2¹¹² to the right exponent, which is exact for subnormals too; infinities and NaN get their exponent by hand.
-#[inline(always)]
-fn widened(half: f16) -> f32 {
-    let bits = u32::from(half.to_bits());
-    let magnitude = f32::from_bits((bits & 0x7fff) << 13) * f32::from_bits(0x7780_0000);
-    let is_finite = bits & 0x7c00 != 0x7c00;
-    let special = if is_finite { 0 } else { 0x7f80_0000 };
-    f32::from_bits(magnitude.to_bits() | special | (bits & 0x8000) << 16)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_half_widens_to_itself() {
-        for bits in 0..=u16::MAX {
-            let half = f16::from_bits(bits);
-            let (got, expected) = (widened(half), half.to_f32());
-            assert!(got.to_bits() == expected.to_bits() || (got.is_nan() && expected.is_nan()), "{bits:#06x}: {got}");
-        }
-    }
 }

@@ -10,7 +10,7 @@ use crate::kv::{BlockId, Load};
 impl CpuOps {
     /// A block's canonical payload.
     pub(super) fn gather_block(&self, block_id: BlockId) -> Bytes {
-        let len = self.layout.block_values();
+        let len = self.layout.block_bytes() / 2;
         let block = block_id as usize * len..(block_id as usize + 1) * len;
         let mut payload = Vec::with_capacity(self.layout.payload_bytes());
         for layer in &self.cache {
@@ -23,7 +23,7 @@ impl CpuOps {
 
     /// Writes a block's canonical payload into its place.
     pub(super) fn scatter_block(&mut self, load: &Load) {
-        let len = self.layout.block_values();
+        let len = self.layout.block_bytes() / 2;
         let block = load.block_id as usize * len..(load.block_id as usize + 1) * len;
         assert_eq!(load.payload.len(), self.layout.payload_bytes(), "the payload of block {}", load.block_id);
         let mut parts = load.payload.chunks_exact(len * 2);

@@ -4,6 +4,7 @@
 //! sum runs in a fixed order of fused multiply-adds, so results are the same on any CPU, batch and chunking.
 
 mod attention;
+mod cached_row;
 mod copy;
 mod dot;
 mod exp;
@@ -13,7 +14,6 @@ mod rotate;
 mod select;
 
 use bytes::Bytes;
-use half::slice::HalfBitsSliceExt;
 use rayon::prelude::*;
 
 use super::rotary::Rotary;
@@ -48,7 +48,7 @@ impl Buffer {
     }
 }
 
-/// K and V of one layer, `[block, kv_head, offset, head_dim]`, f16 as bits: zeroed integers cost no memory until written.
+/// K and V of one layer as `KvLayout` says, by pairs of bytes: zeroed integers cost no memory until written.
 struct LayerCache {
     key: Vec<u16>,
     value: Vec<u16>,
@@ -77,7 +77,7 @@ impl CpuOps {
     /// # Errors
     /// When the system has no room for it.
     pub fn new(layout: KvLayout, rotaries: Vec<Rotary>, pair_order: PairOrder) -> Result<Self, DeviceError> {
-        let len = layout.num_blocks * layout.block_values();
+        let len = layout.num_blocks * layout.block_bytes() / 2;
         // Reserving first turns a refusal of the system into an error; the zeroed pages themselves come when written.
         let reserved = Vec::<u16>::new().try_reserve_exact(len.saturating_mul(2 * layout.num_layers));
         reserved.map_err(|error| DeviceError::OutOfMemory {
@@ -232,8 +232,8 @@ impl Ops for CpuOps {
         attention::paged_attention(
             &self.layout,
             attention,
-            cache.key.reinterpret_cast(),
-            cache.value.reinterpret_cast(),
+            &cache.key,
+            &cache.value,
             &self.input.sequences,
             query.rows(num_rows),
             output.rows_mut(num_rows),
@@ -300,7 +300,7 @@ impl Ops for CpuOps {
     }
 
     fn numerics(&self) -> String {
-        "cpu-f32".to_owned()
+        format!("cpu-f32{}", self.layout.numerics())
     }
 
     fn memory_bytes(&self) -> u64 {

@@ -2,10 +2,9 @@
 //!
 //! Called by the `cpu` ops. Rows are independent, so what becomes of one does not depend on those beside it.
 
-use half::f16;
-use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use rayon::prelude::*;
 
+use super::cached_row;
 use crate::kv::KvLayout;
 use crate::model::PairOrder;
 
@@ -47,11 +46,8 @@ impl Heads<'_> {
             for (head, (key, value)) in heads {
                 turned.copy_from_slice(key);
                 self.turn(row, norm, &mut turned);
-                let target = self.layout.slot_base(slot as usize, head);
-                for (cache, values) in [(&mut *key_cache, turned.as_slice()), (&mut *value_cache, value)] {
-                    let target: &mut [f16] = cache[target..][..head_dim].reinterpret_cast_mut();
-                    target.convert_from_f32_slice(values);
-                }
+                cached_row::store(self.layout, key_cache, slot as usize, head, &turned);
+                cached_row::store(self.layout, value_cache, slot as usize, head, value);
             }
         }
     }

@@ -370,7 +370,7 @@ impl Ops for WgpuOps {
         };
         // Adapters and their drivers' compilers differ in what they make of one shader.
         let adapter = blake3::hash(self.gpu.info.adapter.as_bytes()).to_hex();
-        format!("gpu-{activations}-{}", &adapter[..6])
+        format!("gpu-{activations}-{}{}", &adapter[..6], self.layout.numerics())
     }
 
     fn copy_bytes(&mut self, bytes: usize) -> Result<(), DeviceError> {
