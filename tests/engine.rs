@@ -7,7 +7,7 @@ use engine::batch::{Choice, ModelInput, Selected, Selection};
 use engine::engine::{Engine, EngineLimits};
 use engine::event::{EngineEvent, RequestError};
 use engine::kernels::Activations;
-use engine::kv::{BLOCK_SIZE, BlockManager, COPY_BYTES, Load};
+use engine::kv::{BLOCK_SIZE, BlockManager, COPY_BYTES, KvCacheDtype, Load};
 use engine::model_file::{ModelFile, StorageType};
 use engine::model_runner::StepRunner;
 use engine::ops::DeviceError;
@@ -18,7 +18,7 @@ use engine::tokenizer::Tokenizer;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use support::driver::{Fed, argmax, greedy, logits_of, on_cpu, on_gpu};
+use support::driver::{Fed, argmax, greedy, logits_of, on_cpu, on_cpu_with, on_gpu, on_gpu_with};
 use support::tiny_model::Tiny;
 
 const KV_TOKENS: usize = 2048;
@@ -157,36 +157,78 @@ fn through_engine(runner: Box<dyn StepRunner>, path: &Path, prompts: &[Vec<u32>]
 /// Makes a fresh runner of one device.
 type MakeRunner<'a> = Box<dyn Fn() -> Box<dyn StepRunner> + 'a>;
 
-#[test]
-fn alone_equals_batched_token_for_token() {
-    let (_directory, path) = Tiny::default().write();
-    let prompts: Vec<Vec<u32>> =
-        [5, 40, 1, 100, 17, 64].iter().enumerate().map(|(i, &len)| prompt(len, i as u32)).collect();
+/// Runs requests together, together in steps of few tokens, and each alone, on every device.
+fn alone_equals_batched(path: &Path, prompts: &[Vec<u32>], dtype: KvCacheDtype, label: &str) {
     let gpu = support::gpu();
     let mut make: BTreeMap<&str, MakeRunner<'_>> = BTreeMap::new();
-    make.insert("cpu", Box::new(|| on_cpu(&path, KV_TOKENS)));
+    make.insert("cpu", Box::new(|| on_cpu_with(path, KV_TOKENS, dtype)));
     if let Some(gpu) = &gpu {
-        make.insert("wgpu f32", Box::new(|| on_gpu(gpu, &path, KV_TOKENS, Activations::F32)));
-        make.insert("wgpu int8", Box::new(|| on_gpu(gpu, &path, KV_TOKENS, Activations::Int8)));
+        make.insert("wgpu f32", Box::new(|| on_gpu_with(gpu, path, KV_TOKENS, Activations::F32, dtype)));
+        make.insert("wgpu int8", Box::new(|| on_gpu_with(gpu, path, KV_TOKENS, Activations::Int8, dtype)));
     }
     for (name, make) in &make {
-        let together = through_engine(make(), &path, &prompts, 640);
-        let squeezed = through_engine(make(), &path, &prompts, 24);
-        assert_eq!(together, squeezed, "{name}: a small token budget");
+        let together = through_engine(make(), path, prompts, 640);
+        let squeezed = through_engine(make(), path, prompts, 24);
+        assert_eq!(together, squeezed, "{label}, {name}: a small token budget");
         for (index, prompt) in prompts.iter().enumerate() {
-            let alone = through_engine(make(), &path, std::slice::from_ref(prompt), 640);
-            assert_eq!(alone[0], together[index][..12], "{name}: request {index}");
+            let alone = through_engine(make(), path, std::slice::from_ref(prompt), 640);
+            assert_eq!(alone[0], together[index][..12], "{label}, {name}: request {index}");
         }
+    }
+}
+
+#[test]
+fn alone_equals_batched_token_for_token() {
+    let prompts: Vec<Vec<u32>> =
+        [5, 40, 1, 100, 17, 64].iter().enumerate().map(|(i, &len)| prompt(len, i as u32)).collect();
+    let (_directory, path) = Tiny::wide().write();
+    alone_equals_batched(&path, &prompts, KvCacheDtype::F16, "f16");
+    alone_equals_batched(&path, &prompts, KvCacheDtype::Q8_0, "q8_0");
+}
+
+#[test]
+fn alone_equals_batched_for_every_storage_type() {
+    let prompts = [prompt(9, 1), prompt(40, 2), prompt(1, 3)];
+    for storage in StorageType::ALL {
+        let (_directory, path) = Tiny::of(storage).write();
+        alone_equals_batched(&path, &prompts, KvCacheDtype::F16, &format!("{storage:?}"));
+    }
+}
+
+#[test]
+fn a_cache_of_bytes_stays_near_one_of_halves() {
+    let (_directory, path) = Tiny::wide().write();
+    let gpu = support::gpu();
+    let make = |name: &str, dtype| match (name, &gpu) {
+        ("wgpu", Some(gpu)) => on_gpu_with(gpu, &path, KV_TOKENS, Activations::F32, dtype),
+        _ => on_cpu_with(&path, KV_TOKENS, dtype),
+    };
+    let prompt = prompt(150, 4);
+    let logits = |runner: &mut dyn StepRunner| Fed::in_order(200).prefill(runner, &prompt, 64);
+    for name in ["cpu", "wgpu"] {
+        let (mut halves, mut bytes) = (make(name, KvCacheDtype::F16), make(name, KvCacheDtype::Q8_0));
+        // 34 bytes for 32 values.
+        assert_eq!(bytes.payload_bytes() * 64, halves.payload_bytes() * 34, "{name}");
+        assert_ne!(bytes.numerics(), halves.numerics(), "{name}");
+        let (expected, got) = (logits(halves.as_mut()), logits(bytes.as_mut()));
+        let largest = expected.iter().fold(0.0f32, |largest, logit| largest.max(logit.abs()));
+        let worst = expected.iter().zip(&got).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(worst > 0.0 && worst < 0.03 * largest, "{name}: off by {worst}, the largest is {largest}");
+        // Blocks go out and come back whole.
+        bytes.copy_blocks(&[0, 1], &[]).unwrap();
+        let blocks = bytes.copied_out().unwrap();
+        bytes.copy_blocks(&[], &[Load { block_id: 90, payload: blocks[1].clone() }]).unwrap();
+        bytes.copied_out().unwrap();
+        bytes.copy_blocks(&[90], &[]).unwrap();
+        assert_eq!(bytes.copied_out().unwrap(), [blocks[1].clone()], "{name}");
     }
 }
 
 #[test]
 fn wgpu_equals_cpu_off_near_ties_for_every_storage_type() {
     let Some(gpu) = support::gpu() else { return };
-    for storage in
-        StorageType::ALL.into_iter().filter(|storage| storage.row_bytes(support::tiny_model::HIDDEN).is_some())
-    {
-        let (_directory, path) = Tiny { storage, ..Default::default() }.write();
+    for storage in StorageType::ALL {
+        let (_directory, path) = Tiny::of(storage).write();
         let mut cpu = on_cpu(&path, KV_TOKENS);
         // Bounds as parts of the largest logit: an f32 order of sums, and rounding to 127 steps through two layers.
         for (activations, part, margin) in [(Activations::F32, 0.001, 0.002), (Activations::Int8, 0.12, 0.2)] {

@@ -3,6 +3,7 @@
 mod support;
 
 use engine::config::EngineConfig;
+use engine::kv::KvCacheDtype;
 use engine::model::ModelConfig;
 use engine::model_file::{ModelFile, StorageType};
 use engine::model_runner::cpu_runner;
@@ -18,7 +19,7 @@ fn open_error(bytes: &[u8]) -> String {
 }
 
 fn load_error(path: &Path) -> String {
-    let (config, file, sizes) = config(path, 256);
+    let (config, file, sizes) = config(path, 256, KvCacheDtype::F16);
     cpu_runner(&file, &sizes, &config, &mut |_, _| {}).err().map_or_else(|| "loaded".into(), |error| error.to_string())
 }
 

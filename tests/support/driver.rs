@@ -4,7 +4,7 @@ use engine::batch::{Choice, ModelInput, Selected, Selection};
 use engine::config::EngineConfig;
 use engine::device::DeviceMemory;
 use engine::kernels::{Activations, Gpu};
-use engine::kv::{BLOCK_SIZE, KvLayout};
+use engine::kv::{BLOCK_SIZE, KvCacheDtype, KvLayout};
 use engine::model::ModelConfig;
 use engine::model_file::ModelFile;
 use engine::model_runner::{StepRunner, cpu_runner, wgpu_runner};
@@ -13,11 +13,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// Settings of the runners in tests: a pool of `kv_tokens`.
-pub fn config(path: &Path, kv_tokens: usize) -> (EngineConfig, ModelFile, Sizes) {
+pub fn config(path: &Path, kv_tokens: usize, dtype: KvCacheDtype) -> (EngineConfig, ModelFile, Sizes) {
     let file = ModelFile::open(path).unwrap();
     let model = ModelConfig::of(&file).unwrap();
     let mut config = EngineConfig::new(path.to_owned(), "cpu");
-    config.kv_cache_bytes = Some(KvLayout::new(&model, config.kv_cache_dtype, kv_tokens / BLOCK_SIZE).total_bytes());
+    config.kv_cache_dtype = dtype;
+    config.kv_cache_bytes = Some(KvLayout::new(&model, dtype, kv_tokens / BLOCK_SIZE).total_bytes());
     config.max_num_seqs = 8;
     config.max_num_batched_tokens = 640;
     let sizes = Sizes::choose(model, &config, &DeviceMemory::default()).unwrap();
@@ -26,13 +27,29 @@ pub fn config(path: &Path, kv_tokens: usize) -> (EngineConfig, ModelFile, Sizes)
 
 /// The model on the CPU.
 pub fn on_cpu(path: &Path, kv_tokens: usize) -> Box<dyn StepRunner> {
-    let (config, file, sizes) = config(path, kv_tokens);
+    on_cpu_with(path, kv_tokens, KvCacheDtype::F16)
+}
+
+/// The model on the CPU with a cache of this type.
+pub fn on_cpu_with(path: &Path, kv_tokens: usize, dtype: KvCacheDtype) -> Box<dyn StepRunner> {
+    let (config, file, sizes) = config(path, kv_tokens, dtype);
     Box::new(cpu_runner(&file, &sizes, &config, &mut |_, _| {}).unwrap())
 }
 
 /// The model on a GPU, with these activations.
 pub fn on_gpu(gpu: &Arc<Gpu>, path: &Path, kv_tokens: usize, activations: Activations) -> Box<dyn StepRunner> {
-    let (mut config, file, sizes) = config(path, kv_tokens);
+    on_gpu_with(gpu, path, kv_tokens, activations, KvCacheDtype::F16)
+}
+
+/// The model on a GPU, with these activations and a cache of this type.
+pub fn on_gpu_with(
+    gpu: &Arc<Gpu>,
+    path: &Path,
+    kv_tokens: usize,
+    activations: Activations,
+    dtype: KvCacheDtype,
+) -> Box<dyn StepRunner> {
+    let (mut config, file, sizes) = config(path, kv_tokens, dtype);
     config.activations = Some(activations);
     Box::new(wgpu_runner(Arc::clone(gpu), &file, &sizes, &config, &mut |_, _| {}).unwrap())
 }

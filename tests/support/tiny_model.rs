@@ -1,22 +1,25 @@
-//! A tiny random llama: two layers, 260 tokens (the 256 bytes and four control tokens), some hundred kB.
+//! A tiny random llama: two layers, 260 tokens (the 256 bytes and four control tokens), some hundred kB; a wider one for storage
+//! types of 256 values a block.
 
 use super::gguf_writer::{Meta, Stored, gguf, random, store, write};
 use engine::model_file::StorageType;
 use std::path::PathBuf;
 use tempfile::TempDir;
 
-pub const HIDDEN: usize = 64;
+const HIDDEN: usize = 64;
+/// Of models in types of 256 values a block.
+const WIDE: usize = 256;
 pub const LAYERS: usize = 2;
 pub const VOCAB: usize = 260;
 pub const CONTEXT: u32 = 512;
 const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
-const HEAD_DIM: usize = 16;
-const INNER: usize = 96;
 
 /// What a test may want different.
 pub struct Tiny {
     pub storage: StorageType,
+    /// Width of the hidden state: four heads.
+    pub hidden: usize,
     /// Puts a NaN into this tensor.
     pub nan_in: Option<&'static str>,
     /// Makes the first scale of this tensor a NaN.
@@ -42,6 +45,7 @@ impl Default for Tiny {
     fn default() -> Self {
         Self {
             storage: StorageType::Q4_1,
+            hidden: HIDDEN,
             nan_in: None,
             broken_scale_in: None,
             pre: "gpt-2",
@@ -57,6 +61,22 @@ impl Default for Tiny {
 }
 
 impl Tiny {
+    /// With weights of this type, as wide as its blocks want.
+    pub fn of(storage: StorageType) -> Self {
+        let hidden = if storage.row_bytes(HIDDEN).is_some() { HIDDEN } else { WIDE };
+        Self { storage, hidden, ..Self::default() }
+    }
+
+    /// With heads of 64 values, which a cache of bytes takes.
+    pub fn wide() -> Self {
+        Self { hidden: WIDE, ..Self::default() }
+    }
+
+    /// Width of the feed-forward part.
+    fn inner(&self) -> usize {
+        if self.hidden == HIDDEN { 96 } else { self.hidden }
+    }
+
     /// Writes the file; it lives as long as the directory.
     pub fn write(&self) -> (TempDir, PathBuf) {
         let directory = tempfile::tempdir().unwrap();
@@ -82,7 +102,7 @@ impl Tiny {
             }
         }
         if let Some(name) = self.extra {
-            tensors.push(store(name, StorageType::F32, 1, HIDDEN, &[0.0; HIDDEN]));
+            tensors.push(store(name, StorageType::F32, 1, self.hidden, &vec![0.0; self.hidden]));
         }
         let mut metadata = self.metadata();
         metadata.extend(self.add_bos.map(|adds| ("tokenizer.ggml.add_bos_token", Meta::Bool(adds))));
@@ -108,8 +128,8 @@ impl Tiny {
             ("general.architecture", Meta::Str(self.architecture)),
             ("llama.block_count", Meta::U32(LAYERS as u32)),
             ("llama.context_length", Meta::U32(CONTEXT)),
-            ("llama.embedding_length", Meta::U32(HIDDEN as u32)),
-            ("llama.feed_forward_length", Meta::U32(INNER as u32)),
+            ("llama.embedding_length", Meta::U32(self.hidden as u32)),
+            ("llama.feed_forward_length", Meta::U32(self.inner() as u32)),
             ("llama.attention.head_count", Meta::U32(HEADS as u32)),
             ("llama.attention.head_count_kv", Meta::U32(KV_HEADS as u32)),
             ("llama.attention.layer_norm_rms_epsilon", Meta::F32(1e-5)),
@@ -131,30 +151,33 @@ impl Tiny {
     }
 
     fn tensors(&self) -> Vec<Stored> {
+        let (hidden, inner, head_dim) = (self.hidden, self.inner(), self.hidden / HEADS);
+        // Sums over more values are no larger for it.
+        let narrowing = (HIDDEN as f32 / hidden as f32).sqrt();
         let mut seed = 100;
         let mut matrix = |name: String, rows: usize, columns: usize, gain: f32| {
             seed += 1;
-            let values: Vec<f32> = random(rows * columns, seed).iter().map(|x| x * gain).collect();
+            let values: Vec<f32> = random(rows * columns, seed).iter().map(|x| x * gain * narrowing).collect();
             store(&name, self.storage, rows, columns, &values)
         };
-        let norm = |name: String| store(&name, StorageType::F32, 1, HIDDEN, &vec![1.0; HIDDEN]);
-        let (query, kv) = (HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM);
-        let mut all = vec![matrix("token_embd.weight".into(), VOCAB, HIDDEN, 1.0), norm("output_norm.weight".into())];
+        let norm = |name: String| store(&name, StorageType::F32, 1, hidden, &vec![1.0; hidden]);
+        let (query, kv) = (HEADS * head_dim, KV_HEADS * head_dim);
+        let mut all = vec![matrix("token_embd.weight".into(), VOCAB, hidden, 1.0), norm("output_norm.weight".into())];
         for layer in 0..LAYERS {
             let name = |part: &str| format!("blk.{layer}.{part}.weight");
             all.extend([
                 norm(name("attn_norm")),
-                matrix(name("attn_q"), query, HIDDEN, 0.5),
-                matrix(name("attn_k"), kv, HIDDEN, 0.5),
-                matrix(name("attn_v"), kv, HIDDEN, 0.3),
-                matrix(name("attn_output"), HIDDEN, query, 0.3),
+                matrix(name("attn_q"), query, hidden, 0.5),
+                matrix(name("attn_k"), kv, hidden, 0.5),
+                matrix(name("attn_v"), kv, hidden, 0.3),
+                matrix(name("attn_output"), hidden, query, 0.3),
                 norm(name("ffn_norm")),
-                matrix(name("ffn_gate"), INNER, HIDDEN, 0.3),
-                matrix(name("ffn_up"), INNER, HIDDEN, 0.3),
-                matrix(name("ffn_down"), HIDDEN, INNER, 0.3),
+                matrix(name("ffn_gate"), inner, hidden, 0.3),
+                matrix(name("ffn_up"), inner, hidden, 0.3),
+                matrix(name("ffn_down"), hidden, inner, 0.3),
             ]);
         }
-        all.push(matrix("output.weight".into(), VOCAB, HIDDEN, 0.5));
+        all.push(matrix("output.weight".into(), VOCAB, hidden, 0.5));
         all
     }
 }
