@@ -60,6 +60,11 @@ pub struct EngineFlags {
     #[arg(long, value_enum, value_name = "TYPE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     quantize: Option<QuantizeFlag>,
+    /// What requests get where they do not say how tokens are chosen: what the model recommends, or OpenAI's defaults.
+    /// [default: auto]
+    #[arg(long, value_enum, value_name = "FROM")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    generation_config: Option<GenerationConfigFlag>,
     /// Threads of the cpu device. [default: one a core]
     #[arg(long, value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -189,6 +194,19 @@ impl From<QuantizeFlag> for Quantize {
             QuantizeFlag::Q4 => Self::Q4_0,
         }
     }
+}
+
+/// Where defaults of sampling come from.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum GenerationConfigFlag {
+    /// `generation_config.json`, or the keys of a GGUF file.
+    #[default]
+    Auto,
+    /// OpenAI's.
+    #[value(alias = "vllm")]
+    #[serde(alias = "vllm")]
+    None,
 }
 
 /// Spellings of how keys and values are stored.

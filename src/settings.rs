@@ -16,7 +16,8 @@ use figment::providers::{Env, Format, Serialized, Toml};
 use serde::{Deserialize, Serialize};
 
 use crate::flags::{
-    ActivationsFlag, EngineFlags, KvCacheDtypeFlag, KvCompression, LogFormat, QuantizeFlag, ServerFlags,
+    ActivationsFlag, EngineFlags, GenerationConfigFlag, KvCacheDtypeFlag, KvCompression, LogFormat, QuantizeFlag,
+    ServerFlags,
 };
 
 /// The file that is read where it exists.
@@ -42,11 +43,11 @@ pub struct Settings {
     pub enable_prefix_caching: bool,
     max_step_ms: f64,
     activations: Option<ActivationsFlag>,
-    /// How keys and values are stored.
     kv_cache_dtype: Option<KvCacheDtypeFlag>,
-    /// What weights are rounded to.
     quantize: Option<QuantizeFlag>,
-    threads: Option<usize>,
+    generation_config: GenerationConfigFlag,
+    /// Of the CPU.
+    pub threads: Option<usize>,
     /// Address.
     pub host: String,
     /// Port.
@@ -106,6 +107,7 @@ impl Default for Settings {
             activations: None,
             kv_cache_dtype: None,
             quantize: None,
+            generation_config: GenerationConfigFlag::Auto,
             threads: None,
             host: "127.0.0.1".into(),
             port: 8000,
@@ -184,7 +186,7 @@ const LISTS: [(&str, char); 3] = [("api_key", ' '), ("served_model_name", ','), 
 
 /// Names that are read from the environment. Others are left alone: Kubernetes sets `PAGODA_SERVICE_HOST` and more beside
 /// a service called `pagoda`.
-const NAMES: [&str; 37] = [
+const NAMES: [&str; 38] = [
     "model",
     "device",
     "max_model_len",
@@ -197,6 +199,7 @@ const NAMES: [&str; 37] = [
     "activations",
     "kv_cache_dtype",
     "quantize",
+    "generation_config",
     "threads",
     "host",
     "port",
@@ -234,9 +237,7 @@ impl Settings {
         let figment =
             from_environment(figment)?.merge(Serialized::defaults(engine)).merge(Serialized::defaults(server));
         let settings: Self = figment.extract().context("settings")?;
-        if let Some(threads) = settings.threads {
-            rayon_threads(threads)?;
-        }
+        settings.threads.map_or(Ok(()), rayon_threads)?;
         Ok(settings)
     }
 
@@ -250,6 +251,7 @@ impl Settings {
         }
         let kv_cache_bytes =
             self.kv_cache_memory.as_ref().map(Bytes::parse).transpose().context("--kv-cache-memory")?;
+        let cache = crate::pull::cache_directory().ok();
         Ok(EngineConfig {
             model,
             device: self.device.clone(),
@@ -262,7 +264,9 @@ impl Settings {
             enable_prefix_caching: self.enable_prefix_caching,
             gpu_memory_utilization: self.gpu_memory_utilization,
             served_model_name: served_model_name.to_owned(),
-            fingerprint_cache: crate::pull::cache_directory().ok().map(|directory| directory.join("fingerprints")),
+            generation_config: self.generation_config == GenerationConfigFlag::Auto,
+            fingerprint_cache: cache.as_ref().map(|directory| directory.join("fingerprints")),
+            pipeline_cache: cache.as_ref().map(|directory| directory.join("pipelines")),
             quantize: self.quantize.map(Into::into),
             kv_cache_dtype: self.kv_cache_dtype.map(Into::into).unwrap_or_default(),
             activations: self.activations.map(Into::into),

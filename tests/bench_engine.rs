@@ -7,8 +7,12 @@ use std::process::{Command, Output};
 use support::tiny_model::Tiny;
 
 fn bench(flags: &[&str]) -> Output {
-    let short =
-        ["bench", "engine", "--prompt-lens", "8,40", "--batch-sizes", "1,3", "--decode-tokens", "4", "--rounds", "1"];
+    bench_of("1,3", flags)
+}
+
+fn bench_of(batch_sizes: &str, flags: &[&str]) -> Output {
+    let short = ["bench", "engine", "--prompt-lens", "8,40", "--decode-tokens", "4", "--rounds", "1"];
+    let short = [&short[..], &["--batch-sizes", batch_sizes]].concat();
     Command::new(env!("CARGO_BIN_EXE_pagoda")).args(short).args(flags).output().unwrap()
 }
 
@@ -57,4 +61,51 @@ fn what_does_not_fit_is_refused_with_its_numbers() {
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success() && error.contains(words) && !error.contains("panicked"), "{flags:?}: {error}");
     }
+}
+
+/// A server of llama.cpp's kind: ready at once, and as fast as its `timings` say.
+const FAKE_PEER: &str = r#"#!/usr/bin/env python3
+import http.server, json, sys
+arguments = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+if arguments["-c"] != "168":
+    sys.exit("a context of " + arguments["-c"])
+class Handler(http.server.BaseHTTPRequestHandler):
+    def answer(self, body):
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def do_GET(self):
+        self.answer(b"{}")
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        prompt = len(asked["prompt"])
+        assert not asked["cache_prompt"] and asked["n_predict"] in (1, 4), asked
+        self.answer(json.dumps({"timings": {"prompt_per_second": prompt * 1.0, "predicted_per_second": 7.0}}).encode())
+    def log_message(self, *arguments):
+        pass
+http.server.ThreadingHTTPServer(("127.0.0.1", int(arguments["--port"])), Handler).serve_forever()
+"#;
+
+#[cfg(unix)]
+#[test]
+fn a_peer_is_measured_in_the_same_rounds() {
+    use std::os::unix::fs::PermissionsExt;
+    let (directory, path) = Tiny::default().write();
+    let program = directory.path().join("llama-server");
+    std::fs::write(&program, FAKE_PEER).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let peer = ["--device", "cpu", "--model", path.to_str().unwrap(), "--peer", program.to_str().unwrap()];
+    let output = bench(&[&peer[..], &["--json", "--peer-args", "--flash-attn on"]].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    for (kind, expected) in [("prefill", [8.0, 40.0]), ("decode", [7.0, 21.0])] {
+        let speeds: Vec<f64> =
+            report[kind].as_array().unwrap().iter().map(|speed| speed["peer_tokens_per_s"].as_f64().unwrap()).collect();
+        assert_eq!(speeds, expected, "{kind}");
+    }
+    // One that ends is quoted.
+    let output = bench_of("1", &peer);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && error.contains("ended") && error.contains("a context of 56"), "{error}");
 }

@@ -9,6 +9,7 @@ use engine::device::DeviceMemory;
 use engine::model::ModelConfig;
 use engine::model_file::ModelFile;
 use engine::model_runner::cpu_runner;
+use engine::sampling_defaults::SamplingDefaults;
 use engine::sizes::Sizes;
 use engine::tokenizer::Tokenizer;
 use serde_json::{Value, json};
@@ -24,6 +25,7 @@ fn outcome(path: &Path) -> String {
         let file = ModelFile::open(path).map_err(|error| text(&error))?;
         let tokenizer = Tokenizer::of(&file).map_err(|error| text(&error))?;
         ChatTemplate::of(&file, &tokenizer).map_err(|error| text(&error))?;
+        SamplingDefaults::of(&file).map_err(|error| text(&error))?;
         let model = ModelConfig::of(&file).map_err(|error| text(&error))?;
         tokenizer.check_vocabulary(&file, model.vocab_size).map_err(|error| text(&error))?;
         let mut config = EngineConfig::new(path.to_owned(), "cpu");
@@ -50,6 +52,40 @@ fn set(directory: &Path, file: &str, key: &str, value: Value) {
     let mut json: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     json[key] = value;
     std::fs::write(path, json.to_string()).unwrap();
+}
+
+#[test]
+fn sampling_defaults_are_those_of_generation_config() {
+    let directory = tempfile::tempdir().unwrap();
+    write(directory.path(), &golden()["models"]["llama"], "F32", false);
+    let defaults = || SamplingDefaults::of(&ModelFile::open(directory.path()).unwrap());
+    let path = directory.path().join("generation_config.json");
+    let usual = SamplingDefaults::default();
+    assert_eq!(defaults().unwrap(), usual);
+    let all = r#"{"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.1, "do_sample": true}"#;
+    let expected =
+        SamplingDefaults { temperature: 0.6, top_k: Some(20), top_p: 0.95, min_p: 0.05, repetition_penalty: 1.1 };
+    for (text, expected) in [
+        (all, expected),
+        (r#"{"temperature": null, "top_k": 0}"#, usual),
+        (r#"{"top_p": 1}"#, usual),
+        (r#"{"temperature": 0}"#, SamplingDefaults { temperature: 0.0, ..usual }),
+    ] {
+        std::fs::write(&path, text).unwrap();
+        assert_eq!(defaults().unwrap(), expected, "{text}");
+    }
+    for (text, word) in [
+        (r#"{"temperature": -1}"#, "general.sampling.temp"),
+        (r#"{"temperature": "hot"}"#, "should be a number"),
+        (r#"{"top_k": 2.5}"#, "general.sampling.top_k"),
+        (r#"{"top_p": 0}"#, "above 0, at most 1"),
+        (r#"{"min_p": 1e400}"#, "generation_config.json"),
+        (r#"{"repetition_penalty": 0}"#, "0.01 to 100"),
+    ] {
+        std::fs::write(&path, text).unwrap();
+        let error = outcome(directory.path());
+        assert!(error.contains(word), "{text}: {error}");
+    }
 }
 
 #[test]

@@ -278,3 +278,26 @@ fn a_request_that_can_never_fit_is_refused_with_the_numbers() {
     assert!(["64", "60", "5"].iter().all(|number| refused.body.contains(number)), "{}", refused.body);
     assert_eq!(server.post("/v1/completions", &json!({ "prompt": "a".repeat(60), "max_tokens": 4 })).status, 200);
 }
+
+#[test]
+fn what_a_request_leaves_out_is_as_the_model_recommends() {
+    // Of the likeliest token alone: draws are all the same.
+    let (_directory, path) = Tiny { number: Some(("general.sampling.top_k", 1)), ..Default::default() }.write();
+    let flags = ["--device", "cpu", "--kv-cache-memory", "8MiB"];
+    let drawn = |server: &Server, fields: &Value| -> HashSet<String> {
+        let draw = |seed: u64| {
+            let mut body = json!({ "prompt": "abc", "max_tokens": 12, "ignore_eos": true, "seed": seed });
+            body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+            text(&server.post("/v1/completions", &body).json(), 0)
+        };
+        (1..5).map(draw).collect()
+    };
+    let server = Server::start(&path, &flags);
+    assert_eq!(drawn(&server, &json!({})).len(), 1);
+    assert_eq!(drawn(&server, &json!({ "top_k": null })).len(), 1);
+    assert_eq!(drawn(&server, &json!({ "top_k": -1 })).len(), 4, "a request's own word goes first");
+    for none in ["none", "vllm"] {
+        let server = Server::start(&path, &[&flags[..], &["--generation-config", none]].concat());
+        assert_eq!(drawn(&server, &json!({})).len(), 4, "{none}");
+    }
+}

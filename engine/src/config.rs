@@ -33,8 +33,12 @@ pub struct EngineConfig {
     pub gpu_memory_utilization: Option<f64>,
     /// What metrics call the model.
     pub served_model_name: String,
+    /// Whether requests take the model's own recommendation for how tokens are chosen.
+    pub generation_config: bool,
     /// Directory for hashes of model files.
     pub fingerprint_cache: Option<PathBuf>,
+    /// Directory for what drivers make of kernels, where their backend has a cache of it.
+    pub pipeline_cache: Option<PathBuf>,
     /// What floating-point weights are rounded to when they are loaded.
     pub quantize: Option<Quantize>,
     /// How keys and values are stored.
@@ -63,7 +67,9 @@ impl EngineConfig {
             enable_prefix_caching: true,
             gpu_memory_utilization: None,
             served_model_name: "model".to_owned(),
+            generation_config: true,
             fingerprint_cache: None,
+            pipeline_cache: None,
             quantize: None,
             kv_cache_dtype: KvCacheDtype::default(),
             activations: None,

@@ -25,6 +25,7 @@ pub mod model_runner;
 pub mod offload;
 pub mod ops;
 pub mod sampler;
+pub mod sampling_defaults;
 pub mod sampling_params;
 pub mod scheduler;
 pub mod sequence;

@@ -171,16 +171,26 @@ impl<O: Ops> ModelRunner<O> {
         Ok(runner)
     }
 
-    /// Runs a prefill and a decode on a scratch block, so that kernels are compiled, and a broken one is found, before
-    /// the engine says it is ready. The block's contents are overwritten by whoever gets it.
+    /// Runs a prefill and a decode on a scratch block, rehearsed first so that their kernels are compiled together, and
+    /// then in earnest, so that a broken one is found before the engine says it is ready. The block's contents are
+    /// overwritten by whoever gets it.
     fn warm_up(&mut self) -> Result<(), DeviceError> {
         let mut prefill = ModelInput::default();
         prefill.push(&[0, 0], 0, &[0], BLOCK_SIZE);
         prefill.select_last(Choice::Greedy);
-        self.run(&prefill)?;
         let mut decode = ModelInput { num_decodes: 1, ..Default::default() };
         decode.push(&[0], 2, &[0], BLOCK_SIZE);
         decode.selections.push(every_choice());
+        if self.ops.start_rehearsal() {
+            for input in [&prefill, &decode] {
+                self.ops.begin(input)?;
+                self.model.forward(&mut self.ops)?;
+                // What is selected from logits that nobody computed is nothing.
+                drop(self.ops.select(self.model.logits()));
+            }
+            self.ops.finish_rehearsal()?;
+        }
+        self.run(&prefill)?;
         self.run(&decode)?;
         Ok(())
     }
@@ -354,6 +364,14 @@ pub fn wgpu_runner(
         max_logits_rows: max_logits_rows(config),
         max_model_len: sizes.max_model_len,
     };
-    let ops = WgpuOps::new(gpu, plan, sizes.layout.clone(), sizes.rotaries(), sizes.model.pair_order, limits)?;
+    let ops = WgpuOps::new(
+        gpu,
+        plan,
+        sizes.layout.clone(),
+        sizes.rotaries(),
+        sizes.model.pair_order,
+        limits,
+        config.pipeline_cache.as_deref(),
+    )?;
     ModelRunner::load(ops, file, sizes, config, progress)
 }

@@ -17,6 +17,7 @@ use crate::event::{EngineEvent, RequestError};
 use crate::kv::BLOCK_SIZE;
 use crate::metrics::EngineMetrics;
 use crate::offload::PoolStore;
+use crate::sampling_defaults::SamplingDefaults;
 use crate::sequence::{EngineRequest, RequestId};
 
 /// An engine's sizes, fixed at start.
@@ -75,6 +76,7 @@ pub struct EngineHandle {
     pub(super) next_id: Arc<AtomicU64>,
     pub(super) in_engine: Arc<AtomicUsize>,
     pub(super) shape: Arc<Shape>,
+    pub(super) sampling_defaults: SamplingDefaults,
     pub(super) fingerprint: Arc<OnceLock<ModelFingerprint>>,
     pub(super) commands: mpsc::Sender<Command>,
     pub(super) kv_store: Arc<PoolStore>,
@@ -113,6 +115,11 @@ impl EngineHandle {
     /// Sizes.
     pub fn shape(&self) -> &Shape {
         &self.shape
+    }
+
+    /// How tokens are chosen where a request does not say.
+    pub fn sampling_defaults(&self) -> SamplingDefaults {
+        self.sampling_defaults
     }
 
     /// Longest sequence.

@@ -24,6 +24,7 @@ use crate::metrics::EngineMetrics;
 use crate::model_file::ModelFile;
 use crate::model_runner;
 use crate::offload::{Offload, PoolStore};
+use crate::sampling_defaults::SamplingDefaults;
 use crate::scheduler::{Scheduler, SchedulerLimits};
 use crate::sim::{SimProfile, SimRunner};
 use crate::sizes;
@@ -138,6 +139,7 @@ fn parts(
         next_id: Arc::new(AtomicU64::new(0)),
         in_engine: Arc::new(AtomicUsize::new(0)),
         shape: Arc::new(shape),
+        sampling_defaults: SamplingDefaults::default(),
         fingerprint: Arc::clone(&fingerprint),
         commands,
         kv_store,
@@ -167,7 +169,13 @@ pub fn spawn(
     };
     let pool_bytes = sizes.layout.total_bytes();
     let parts = parts(&config, tokenizer, shape, max_context_tokens, pool_bytes, tiers)?;
-    let Parts { handle, receiver, state, engine_loop } = parts;
+    let Parts { mut handle, receiver, state, engine_loop } = parts;
+    if config.generation_config {
+        handle.sampling_defaults = SamplingDefaults::of(&file)?;
+        if handle.sampling_defaults != SamplingDefaults::default() {
+            tracing::info!(defaults = ?handle.sampling_defaults, "requests take the model's own sampling defaults");
+        }
+    }
     let fingerprint = Arc::clone(&handle.fingerprint);
     let thread = move || {
         let guard = FailureGuard(state);

@@ -1,34 +1,23 @@
-//! The only file that records dispatches: pipelines, bind groups, parameters and submits.
+//! The only file that records dispatches: bind groups, parameters and submits.
 //!
-//! Wrappers call [`Encoder::dispatch`]; the ops call [`Encoder::submit`] at the end of a step. Pipelines are built once per
-//! variant, bind groups once per (pipeline, buffers). Parameters go into one uniform buffer, bound at a dynamic offset and
+//! Wrappers call [`Encoder::dispatch`]; the ops call [`Encoder::submit`] at the end of a step. Bind groups are
+//! made once per (kernel, buffers). Parameters go into one uniform buffer, bound at a dynamic offset and
 //! written once a submit. A submit is cut when its estimated work passes the plan's bound, so that a driver's watchdog
 //! does not take a long prefill for a hang.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 
-use burn::cubecl::future::block_on;
 use burn::tensor::wgpu::wgpu;
 use bytemuck::Pod;
-use shaders::{Binding, Shader, Variant};
+use shaders::Variant;
 
 use super::gpu::{Gpu, GpuBuffer};
-use super::image::{Bindable, texel_format};
+use super::image::Bindable;
+use super::pipelines::{Kernel, Pipelines};
 use super::profile::{KernelTimes, MAX_TIMED, Profile};
 use crate::ops::DeviceError;
-
-/// A compiled pipeline.
-#[derive(Clone, Debug)]
-pub struct Kernel {
-    id: usize,
-    name: &'static str,
-    /// With the weights' format, for profiles.
-    title: String,
-    pipeline: wgpu::ComputePipeline,
-    layout: wgpu::BindGroupLayout,
-}
 
 /// What a submit does, in order.
 enum Recorded {
@@ -54,13 +43,11 @@ struct Copy {
 
 /// Dispatches whose parameters fit the uniform buffer; more than that are cut into a second submit.
 const MAX_DISPATCHES: u64 = 4096;
-/// Directory whose `<kernel>.wgsl` files replace the built-in ones, for work on kernels.
-const SHADER_DIR_VARIABLE: &str = "PAGODA_SHADER_DIR";
 
 /// Records and submits the work of a step.
 pub struct Encoder {
     gpu: Arc<Gpu>,
-    kernels: HashMap<String, Kernel>,
+    pipelines: Pipelines,
     bind_groups: HashMap<(usize, Vec<u64>), wgpu::BindGroup>,
     stubs: Option<[Arc<GpuBuffer>; 2]>,
     profile: Option<Profile>,
@@ -84,8 +71,8 @@ impl Encoder {
             mapped_at_creation: false,
         });
         Self {
+            pipelines: Pipelines::new(Arc::clone(&gpu)),
             gpu,
-            kernels: HashMap::new(),
             bind_groups: HashMap::new(),
             stubs: None,
             profile: None,
@@ -113,59 +100,30 @@ impl Encoder {
         Ok(stubs)
     }
 
-    /// The pipeline of a variant, compiled on first use.
+    /// Keeps pipelines in this directory.
+    pub fn keep_pipelines(&mut self, directory: &Path) {
+        self.pipelines.keep_in(directory);
+    }
+
+    /// From now on nothing is recorded; which kernels would be is noted.
+    pub fn start_rehearsal(&mut self) {
+        self.pipelines.start_rehearsal();
+    }
+
+    /// Compiles the kernels that were noted.
+    ///
+    /// # Errors
+    /// As [`Self::kernel`].
+    pub fn finish_rehearsal(&mut self) -> Result<(), DeviceError> {
+        self.pipelines.finish_rehearsal()
+    }
+
+    /// The kernel of a variant, compiled on first use.
     ///
     /// # Errors
     /// When the shader does not compile: the message holds naga's or the driver's words.
     pub fn kernel(&mut self, variant: &Variant) -> Result<Kernel, DeviceError> {
-        let label = variant.label();
-        if let Some(kernel) = self.kernels.get(&label) {
-            return Ok(kernel.clone());
-        }
-        let kernel = self.compile(variant, &label)?;
-        self.kernels.insert(label, kernel.clone());
-        Ok(kernel)
-    }
-
-    fn compile(&self, variant: &Variant, label: &str) -> Result<Kernel, DeviceError> {
-        let refused = |reason: String| DeviceError::Refused { what: format!("kernel {label}"), reason };
-        let source = match overriding_text(variant.shader) {
-            Some(text) => text.map_err(refused)?,
-            None => variant.render().map_err(|error| refused(error.to_string()))?,
-        };
-        let device = &self.gpu.device;
-        let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
-        let descriptor =
-            wgpu::ShaderModuleDescriptor { label: Some(label), source: wgpu::ShaderSource::Wgsl(source.into()) };
-        // SAFETY: the checks left out guard against out-of-range indices and endless loops. The catalogue's kernels index
-        // within bounds that their wrappers check and the poison and guard tests hold; every loop counts to a parameter.
-        let module = unsafe { device.create_shader_module_trusted(descriptor, wgpu::ShaderRuntimeChecks::unchecked()) };
-        let layout = bind_group_layout(device, variant);
-        let pipeline_layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
-            label: Some(label),
-            bind_group_layouts: &[Some(&layout)],
-            immediate_size: 0,
-        });
-        let pipeline = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
-            label: Some(label),
-            layout: Some(&pipeline_layout),
-            module: &module,
-            entry_point: Some("main"),
-            compilation_options: wgpu::PipelineCompilationOptions {
-                constants: &[],
-                zero_initialize_workgroup_memory: false,
-            },
-            cache: None,
-        });
-        if let Some(error) = block_on(scope.pop()) {
-            return Err(refused(error.to_string()));
-        }
-        self.gpu.check()?;
-        let title = match variant.values.get("FORMAT") {
-            Some(shaders::Value::Word(format)) => format!("{} {format}", variant.shader.name),
-            _ => variant.shader.name.to_owned(),
-        };
-        Ok(Kernel { id: self.kernels.len(), name: variant.shader.name, title, pipeline, layout })
+        self.pipelines.kernel(variant)
     }
 
     /// Records one dispatch: what is bound in binding order, without the parameters, which come last. `work` is an estimate
@@ -181,20 +139,19 @@ impl Encoder {
         grid: [u32; 3],
         work: u64,
     ) -> Result<(), DeviceError> {
-        if grid.contains(&0) {
-            return Ok(());
-        }
+        let compiled = kernel.compiled.as_ref().filter(|_| !grid.contains(&0) && !self.pipelines.is_rehearsing());
+        let Some(compiled) = compiled else { return Ok(()) };
         let limit = self.gpu.device.limits().max_compute_workgroups_per_dimension;
         if grid.iter().any(|&count| count > limit) {
             let reason = format!("a grid of {grid:?} workgroups, the limit is {limit} a dimension");
             return Err(DeviceError::Refused { what: format!("kernel {}", kernel.name), reason });
         }
-        let bind_group = self.bind_group(kernel, bound);
+        let bind_group = self.bind_group(kernel, &compiled.layout, bound);
         let params_offset = self.params_bytes.len() as u32;
         self.params_bytes.extend_from_slice(bytemuck::bytes_of(params));
         self.params_bytes.resize(params_offset as usize + self.params_stride as usize, 0);
         let title = self.profile.is_some().then(|| kernel.title.clone());
-        let dispatch = Dispatch { title, work, pipeline: kernel.pipeline.clone(), bind_group, params_offset, grid };
+        let dispatch = Dispatch { title, work, pipeline: compiled.pipeline.clone(), bind_group, params_offset, grid };
         self.recorded.push(Recorded::Dispatch(dispatch));
         self.num_dispatches += 1;
         self.work += work;
@@ -209,6 +166,9 @@ impl Encoder {
     /// Records a copy of the first `bytes` (a multiple of 4) of one buffer to another.
     pub fn copy(&mut self, from: &GpuBuffer, to: &GpuBuffer, bytes: u64) {
         assert!(bytes <= from.size && bytes <= to.size && bytes.is_multiple_of(4));
+        if self.pipelines.is_rehearsing() {
+            return;
+        }
         let owned = |(buffer, offset): (&wgpu::Buffer, u64)| (buffer.clone(), offset);
         self.recorded.push(Recorded::Copy(Copy { from: owned(from.raw()), to: owned(to.raw()), bytes }));
     }
@@ -234,7 +194,12 @@ impl Encoder {
         self.num_dispatches
     }
 
-    fn bind_group(&mut self, kernel: &Kernel, bound: &[&dyn Bindable]) -> wgpu::BindGroup {
+    fn bind_group(
+        &mut self,
+        kernel: &Kernel,
+        layout: &wgpu::BindGroupLayout,
+        bound: &[&dyn Bindable],
+    ) -> wgpu::BindGroup {
         let key = (kernel.id, bound.iter().map(|resource| resource.id()).collect::<Vec<_>>());
         if let Some(bind_group) = self.bind_groups.get(&key) {
             return bind_group.clone();
@@ -246,8 +211,7 @@ impl Encoder {
         let size = std::num::NonZeroU64::new(self.params_stride);
         let resource = wgpu::BindingResource::Buffer(wgpu::BufferBinding { buffer: &self.params, offset: 0, size });
         entries.push(wgpu::BindGroupEntry { binding: bound.len() as u32, resource });
-        let descriptor =
-            wgpu::BindGroupDescriptor { label: Some(kernel.name), layout: &kernel.layout, entries: &entries };
+        let descriptor = wgpu::BindGroupDescriptor { label: Some(kernel.name), layout, entries: &entries };
         let bind_group = self.gpu.device.create_bind_group(&descriptor);
         self.bind_groups.insert(key, bind_group.clone());
         bind_group
@@ -300,32 +264,4 @@ impl Encoder {
         self.work = 0;
         self.gpu.check()
     }
-}
-
-fn overriding_text(shader: &Shader) -> Option<Result<String, String>> {
-    let directory = PathBuf::from(std::env::var_os(SHADER_DIR_VARIABLE)?);
-    let path = directory.join(format!("{}.wgsl", shader.name));
-    path.exists().then(|| std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display())))
-}
-
-fn bind_group_layout(device: &wgpu::Device, variant: &Variant) -> wgpu::BindGroupLayout {
-    let buffer = |ty, has_dynamic_offset| wgpu::BindingType::Buffer { ty, has_dynamic_offset, min_binding_size: None };
-    let entry = |index: usize| wgpu::BindGroupLayoutEntry {
-        binding: index as u32,
-        visibility: wgpu::ShaderStages::COMPUTE,
-        ty: match variant.binding(index) {
-            Binding::Read => buffer(wgpu::BufferBindingType::Storage { read_only: true }, false),
-            Binding::ReadWrite => buffer(wgpu::BufferBindingType::Storage { read_only: false }, false),
-            Binding::Params => buffer(wgpu::BufferBindingType::Uniform, true),
-            Binding::Weights(words) => wgpu::BindingType::StorageTexture {
-                access: wgpu::StorageTextureAccess::ReadOnly,
-                format: texel_format(words),
-                view_dimension: wgpu::TextureViewDimension::D2,
-            },
-        },
-        count: None,
-    };
-    let entries: Vec<_> = (0..variant.shader.bindings.len()).map(entry).collect();
-    let descriptor = wgpu::BindGroupLayoutDescriptor { label: Some(variant.shader.name), entries: &entries };
-    device.create_bind_group_layout(&descriptor)
 }

@@ -239,6 +239,19 @@ pub trait Ops: Sized {
     /// What computes here, as a class of equal bits: up to 16 letters.
     fn numerics(&self) -> String;
 
+    /// From now on steps are rehearsed: what they would run is noted and not run. Whether there is anything to compile.
+    fn start_rehearsal(&mut self) -> bool {
+        false
+    }
+
+    /// Compiles what the rehearsed steps would have run.
+    ///
+    /// # Errors
+    /// When a kernel does not compile.
+    fn finish_rehearsal(&mut self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
     /// Copies so many bytes on the device, and waits for it.
     ///
     /// # Errors

@@ -141,12 +141,13 @@ impl Server {
             Some(seed) => seed,
             None => draw_seed()?,
         };
+        let defaults = self.engine.sampling_defaults();
         Ok(SamplingParams {
-            temperature: fields.temperature,
-            top_k: fields.top_k,
-            top_p: fields.top_p,
-            min_p: fields.min_p,
-            repetition_penalty: fields.repetition_penalty,
+            temperature: fields.temperature.unwrap_or(defaults.temperature),
+            top_k: fields.top_k.or(defaults.top_k).filter(|k| *k < usize::MAX),
+            top_p: fields.top_p.unwrap_or(defaults.top_p),
+            min_p: fields.min_p.unwrap_or(defaults.min_p),
+            repetition_penalty: fields.repetition_penalty.unwrap_or(defaults.repetition_penalty),
             presence_penalty: fields.presence_penalty,
             frequency_penalty: fields.frequency_penalty,
             logit_bias: fields.logit_bias.clone(),

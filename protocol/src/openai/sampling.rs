@@ -7,16 +7,16 @@ use super::fields::{FieldError, Fields};
 /// Parsed and within range.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingFields {
-    /// Default 1, as OpenAI's.
-    pub temperature: f32,
-    /// `None` is all tokens.
+    /// `None`, here and below: the server's default.
+    pub temperature: Option<f32>,
+    /// `usize::MAX` is all tokens.
     pub top_k: Option<usize>,
     /// In (0, 1].
-    pub top_p: f32,
+    pub top_p: Option<f32>,
     /// In [0, 1].
-    pub min_p: f32,
+    pub min_p: Option<f32>,
     /// Above 0; 1 is off.
-    pub repetition_penalty: f32,
+    pub repetition_penalty: Option<f32>,
     /// In [-2, 2]; 0 is off.
     pub presence_penalty: f32,
     /// In [-2, 2]; 0 is off.
@@ -78,7 +78,8 @@ impl SamplingFields {
             None => fields.positive("max_tokens")?,
         };
         let top_k = match fields.integer("top_k")? {
-            None | Some(-1 | 0) => None,
+            None => None,
+            Some(-1 | 0) => Some(usize::MAX),
             Some(k) if k < 0 => {
                 return Err(FieldError::new("top_k", format!("must be at least 1, or -1 for all, got {k}")));
             }
@@ -110,11 +111,11 @@ impl SamplingFields {
             FieldError::new("min_tokens", format!("must be 0 to {most}, got {min_tokens}"))
         })?;
         Ok(Self {
-            temperature: temperature.map_or(1.0, |t| if t > 0.0 { t.max(LEAST_TEMPERATURE) } else { 0.0 }) as f32,
+            temperature: temperature.map(|t| if t > 0.0 { t.max(LEAST_TEMPERATURE) as f32 } else { 0.0 }),
             top_k,
-            top_p: top_p.map_or(1.0, |p| p.max(LEAST_TOP_P)) as f32,
-            min_p: min_p.unwrap_or(0.0) as f32,
-            repetition_penalty: repetition.unwrap_or(1.0) as f32,
+            top_p: top_p.map(|p| p.max(LEAST_TOP_P) as f32),
+            min_p: min_p.map(|p| p as f32),
+            repetition_penalty: repetition.map(|p| p as f32),
             presence_penalty: penalty("presence_penalty")?.unwrap_or(0.0) as f32,
             frequency_penalty: penalty("frequency_penalty")?.unwrap_or(0.0) as f32,
             logit_bias: logit_bias(fields)?,

@@ -150,7 +150,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Vec<(String, RawTensor)>, String> {
     Ok(tensors)
 }
 
-/// Chat template, and the tokens that begin and end a text, by name or number.
+/// Chat template, how tokens are chosen, and those that begin and end a text, by name or number.
 fn read_tokens(directory: &Path, config: &Json, metadata: &mut Metadata) -> Result<(), ModelFileError> {
     let settings = json(&directory.join("tokenizer_config.json"))?.unwrap_or(Json::Null);
     let generation = json(&directory.join("generation_config.json"))?.unwrap_or(Json::Null);
@@ -167,6 +167,21 @@ fn read_tokens(directory: &Path, config: &Json, metadata: &mut Metadata) -> Resu
         if let Some(text) = text(&settings[name]) {
             metadata.set(key, Value::String(text));
         }
+    }
+    for (name, key) in [
+        ("temperature", "temp"),
+        ("top_k", "top_k"),
+        ("top_p", "top_p"),
+        ("min_p", "min_p"),
+        ("repetition_penalty", "penalty_repeat"),
+    ] {
+        let value = match &generation[name] {
+            Json::Null => continue,
+            Json::Number(number) => Value::Float(number.as_f64().unwrap_or(f64::NAN)),
+            // Said to be no number when it is asked for.
+            other => Value::String(other.to_string()),
+        };
+        metadata.set(&format!("general.sampling.{key}"), value);
     }
     // One number, or several.
     let listed = [&generation["eos_token_id"], &config["eos_token_id"]].into_iter().flat_map(|ids| match ids {

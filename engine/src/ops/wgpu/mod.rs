@@ -7,6 +7,7 @@ mod select;
 mod step;
 
 use std::cell::Cell;
+use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -80,7 +81,7 @@ pub struct WgpuOps {
 }
 
 impl WgpuOps {
-    /// Allocates the KV cache and the step's buffers.
+    /// Allocates the KV cache and the step's buffers; pipelines are kept in `pipeline_cache`.
     ///
     /// # Errors
     /// When the device cannot hold them.
@@ -91,6 +92,7 @@ impl WgpuOps {
         rotaries: Vec<Rotary>,
         pair_order: PairOrder,
         limits: StepLimits,
+        pipeline_cache: Option<&Path>,
     ) -> Result<Self, DeviceError> {
         let mut cache = Vec::with_capacity(layout.num_layers);
         for layer in 0..layout.num_layers {
@@ -104,8 +106,10 @@ impl WgpuOps {
         // that has more grows its buffers, up to what the scheduler's bound on contexts allows.
         let max_splits = (layout.num_blocks * layout.block_size / plan.split as usize) as u64 + sequences;
         let inputs = StepInputs::allocate(&gpu, &plan, &layout, &rotaries, limits, max_splits)?;
+        let mut encoder = Encoder::new(Arc::clone(&gpu), plan.max_work);
+        pipeline_cache.into_iter().for_each(|directory| encoder.keep_pipelines(directory));
         Ok(Self {
-            encoder: Encoder::new(Arc::clone(&gpu), plan.max_work),
+            encoder,
             partials: gpu.allocate("attention splits", max_splits * partial_bytes(&layout))?,
             select: SelectBuffers::allocate(&gpu, limits.max_logits_rows)?,
             copies: CopyBuffers::default(),
@@ -371,6 +375,15 @@ impl Ops for WgpuOps {
         // Adapters and their drivers' compilers differ in what they make of one shader.
         let adapter = blake3::hash(self.gpu.info.adapter.as_bytes()).to_hex();
         format!("gpu-{activations}-{}{}", &adapter[..6], self.layout.numerics())
+    }
+
+    fn start_rehearsal(&mut self) -> bool {
+        self.encoder.start_rehearsal();
+        true
+    }
+
+    fn finish_rehearsal(&mut self) -> Result<(), DeviceError> {
+        self.encoder.finish_rehearsal()
     }
 
     fn copy_bytes(&mut self, bytes: usize) -> Result<(), DeviceError> {

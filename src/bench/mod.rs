@@ -1,7 +1,11 @@
 //! `pagoda bench engine`: how fast a model runs on a device, without a server: prefill by prompt length, decode by sequences at
-//! once, what the device gives at most, and where the time goes, kernel by kernel.
+//! once, what the device gives at most, and where the time goes, kernel by kernel; beside a peer, where one is named.
 
+mod peer;
+
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::thread::available_parallelism;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
@@ -19,6 +23,7 @@ use serde::Serialize;
 use crate::flags::{EngineFlags, LogFormat, ServerFlags};
 use crate::settings::Settings;
 use crate::{logging, model};
+use peer::{Peer, PeerSettings};
 
 /// Arguments of `pagoda bench`.
 #[derive(Args)]
@@ -50,6 +55,12 @@ struct EngineBench {
     /// Rounds; the median counts.
     #[arg(long, value_name = "N", default_value_t = 3)]
     rounds: usize,
+    /// llama.cpp's server, measured in the same rounds on the same model.
+    #[arg(long, value_name = "PROGRAM")]
+    peer: Option<PathBuf>,
+    /// More arguments for the peer, separated by spaces.
+    #[arg(long, value_name = "ARGUMENTS", requires = "peer", allow_hyphen_values = true, value_delimiter = ' ')]
+    peer_args: Vec<String>,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -57,6 +68,9 @@ struct EngineBench {
 
 /// Tokens that a sequence has before it is decoded.
 const DECODE_PROMPT: usize = 16;
+
+/// Tokens of a sequence of the peer beyond the longest that is measured.
+const PEER_MARGIN: usize = 16;
 
 #[derive(Serialize)]
 struct Report {
@@ -82,6 +96,9 @@ struct Speed {
     gb_per_s: f64,
     /// Multiply-adds with weights, a second.
     gmac_per_s: f64,
+    /// The peer's, where there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    peer_tokens_per_s: Option<f64>,
 }
 
 #[derive(Serialize)]
@@ -105,7 +122,7 @@ pub fn bench(args: BenchArgs) -> Result<ExitCode> {
     let (path, name) = model::find(settings.model.as_deref())?;
     let file = ModelFile::open(&path)?;
     let tokenizer = Tokenizer::of(&file)?;
-    let mut config = settings.engine(path, &name)?;
+    let mut config = settings.engine(path.clone(), &name)?;
     config.max_num_seqs = config.max_num_seqs.max(args.batch_sizes.iter().copied().max().unwrap_or(1));
     let (opened, sizes) = model_runner::prepare(&file, &tokenizer, &config)?;
     let longest = args.prompt_lens.iter().copied().max().unwrap_or(0).max(DECODE_PROMPT + args.decode_tokens + 1);
@@ -115,6 +132,22 @@ pub fn bench(args: BenchArgs) -> Result<ExitCode> {
     let started = Instant::now();
     let mut loaded = model_runner::load(opened, &file, &sizes, &config, &mut |_, _| {})?;
     let load_s = started.elapsed().as_secs_f64();
+    let start_peer = |program| {
+        if path.is_dir() {
+            bail!("--peer reads GGUF files, {} is a directory", path.display());
+        }
+        Peer::start(&PeerSettings {
+            program,
+            arguments: &args.peer_args,
+            model: path.clone(),
+            device: &config.device,
+            threads: settings.threads.unwrap_or_else(|| available_parallelism().map_or(1, usize::from)),
+            // It counts what it generates, too.
+            context: longest + PEER_MARGIN,
+            parallel: args.batch_sizes.iter().copied().max().unwrap_or(1),
+        })
+    };
+    let peer = args.peer.as_deref().map(start_peer).transpose()?;
     let mut bench = Bench {
         runner: loaded.runner.as_mut(),
         num_blocks: sizes.layout.num_blocks,
@@ -123,6 +156,7 @@ pub fn bench(args: BenchArgs) -> Result<ExitCode> {
         weights_bytes: file.tensor_bytes(),
         macs_per_token: macs_per_token(&sizes.model),
         rounds: args.rounds,
+        peer,
     };
     let report = bench.report(&args, name, loaded.device, load_s)?;
     match args.json {
@@ -146,6 +180,7 @@ struct Bench<'a> {
     weights_bytes: u64,
     macs_per_token: (u64, u64),
     rounds: usize,
+    peer: Option<Peer>,
 }
 
 impl Bench<'_> {
@@ -212,14 +247,18 @@ impl Bench<'_> {
     }
 
     fn prefill(&mut self, len: usize) -> Result<Speed> {
-        let seconds = self.median(|bench| {
-            let started = Instant::now();
-            bench.prefill_once(len)?;
-            Ok(started.elapsed().as_secs_f64())
-        })?;
+        let prompt = self.tokens(len, 0);
+        let (seconds, peer) = self.median(
+            |bench| {
+                let started = Instant::now();
+                bench.prefill_once(len)?;
+                Ok(started.elapsed().as_secs_f64())
+            },
+            |peer| peer.prefill(&prompt),
+        )?;
         let steps = len.div_ceil(self.max_rows);
         let macs = self.macs_per_token.0 * len as u64 + self.macs_per_token.1 * steps as u64;
-        Ok(self.speed(len, len, steps, macs, seconds))
+        Ok(self.speed(len, len, steps, macs, seconds, peer))
     }
 
     /// One token of each of so many sequences that have `len` before it.
@@ -234,26 +273,50 @@ impl Bench<'_> {
     }
 
     fn decode(&mut self, count: usize, num_tokens: usize) -> Result<Speed> {
-        let seconds = self.median(|bench| {
-            let len = DECODE_PROMPT + num_tokens;
-            let inputs = (DECODE_PROMPT..len).map(|len| bench.decode_input(count, len)).collect::<Result<Vec<_>>>()?;
-            let started = Instant::now();
-            inputs.iter().try_for_each(|input| bench.step(input))?;
-            Ok(started.elapsed().as_secs_f64())
-        })?;
+        let prompts: Vec<Vec<u32>> = (0..count).map(|sequence| self.tokens(DECODE_PROMPT, sequence)).collect();
+        let (seconds, peer) = self.median(
+            |bench| {
+                let len = DECODE_PROMPT + num_tokens;
+                let inputs = (DECODE_PROMPT..len).map(|len| bench.decode_input(count, len));
+                let inputs = inputs.collect::<Result<Vec<_>>>()?;
+                let started = Instant::now();
+                inputs.iter().try_for_each(|input| bench.step(input))?;
+                Ok(started.elapsed().as_secs_f64())
+            },
+            |peer| peer.decode(&prompts, num_tokens),
+        )?;
         let macs = (self.macs_per_token.0 + self.macs_per_token.1) * (count * num_tokens) as u64;
-        Ok(self.speed(count, count * num_tokens, num_tokens, macs, seconds))
+        Ok(self.speed(count, count * num_tokens, num_tokens, macs, seconds, peer))
     }
 
-    fn speed(&self, count: usize, tokens: usize, steps: usize, macs: u64, seconds: f64) -> Speed {
+    fn speed(
+        &self,
+        count: usize,
+        tokens: usize,
+        steps: usize,
+        macs: u64,
+        seconds: f64,
+        peer_tokens_per_s: Option<f64>,
+    ) -> Speed {
         let gb_per_s = (self.weights_bytes * steps as u64) as f64 / seconds * 1e-9;
-        Speed { count, tokens_per_s: tokens as f64 / seconds, gb_per_s, gmac_per_s: macs as f64 / seconds * 1e-9 }
+        let gmac_per_s = macs as f64 / seconds * 1e-9;
+        Speed { count, tokens_per_s: tokens as f64 / seconds, gb_per_s, gmac_per_s, peer_tokens_per_s }
     }
 
-    fn median(&mut self, mut round: impl FnMut(&mut Self) -> Result<f64>) -> Result<f64> {
-        let mut all = (0..self.rounds).map(|_| round(self)).collect::<Result<Vec<f64>>>()?;
-        all.sort_by(f64::total_cmp);
-        Ok(all[all.len() / 2])
+    /// The medians of our seconds and of the peer's speed, in rounds of both.
+    fn median(
+        &mut self,
+        mut round: impl FnMut(&mut Self) -> Result<f64>,
+        peer_round: impl Fn(&Peer) -> Result<f64>,
+    ) -> Result<(f64, Option<f64>)> {
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        for _ in 0..self.rounds {
+            ours.push(round(self)?);
+            theirs.extend(self.peer.as_ref().map(&peer_round).transpose()?);
+        }
+        ours.sort_by(f64::total_cmp);
+        theirs.sort_by(f64::total_cmp);
+        Ok((ours[ours.len() / 2], theirs.get(theirs.len() / 2).copied()))
     }
 
     fn profile(&mut self, mut work: impl FnMut(&mut Self) -> Result<()>) -> Result<Vec<Kernel>> {
@@ -287,9 +350,12 @@ impl Report {
             );
         }
         for (title, of, speeds) in [("prefill", "tokens", &self.prefill), ("decode", "sequences", &self.decode)] {
-            for Speed { count, tokens_per_s, gb_per_s, gmac_per_s } in speeds {
+            for Speed { count, tokens_per_s, gb_per_s, gmac_per_s, peer_tokens_per_s } in speeds {
+                let beside = peer_tokens_per_s
+                    .map(|peer| format!("   peer {peer:9.1} tok/s, ratio {:6.2}", tokens_per_s / peer))
+                    .unwrap_or_default();
                 println!(
-                    "{title} {count:5} {of:9} {tokens_per_s:9.1} tok/s {gb_per_s:7.2} GB/s {gmac_per_s:7.2} GMAC/s"
+                    "{title} {count:5} {of:9} {tokens_per_s:9.1} tok/s {gb_per_s:7.2} GB/s {gmac_per_s:7.2} GMAC/s{beside}"
                 );
             }
         }
