@@ -52,7 +52,7 @@ pub struct EngineFlags {
     #[arg(long, value_name = "MS")]
     #[serde(skip_serializing_if = "Option::is_none")]
     max_step_ms: Option<f64>,
-    /// Activations of matrix products on a GPU: f32, or int8 in blocks of 32. [default: by the adapter]
+    /// Activations of matrix products on a GPU: f32, f16, or int8 in blocks of 32. [default: by the adapter]
     #[arg(long, value_enum)]
     #[serde(skip_serializing_if = "Option::is_none")]
     activations: Option<ActivationsFlag>,
@@ -237,6 +237,8 @@ impl From<KvCacheDtypeFlag> for KvCacheDtype {
 pub enum ActivationsFlag {
     /// As they are.
     F32,
+    /// Half precision for prompts, on matrix units where there are some.
+    F16,
     /// Rounded.
     Int8,
 }
@@ -245,6 +247,7 @@ impl From<ActivationsFlag> for Activations {
     fn from(flag: ActivationsFlag) -> Self {
         match flag {
             ActivationsFlag::F32 => Self::F32,
+            ActivationsFlag::F16 => Self::F16,
             ActivationsFlag::Int8 => Self::Int8,
         }
     }

@@ -15,6 +15,7 @@ mod gather_blocks;
 mod gather_rows;
 mod matmul;
 mod matmul_int8;
+mod matmul_tiled;
 mod paged_attention_decode;
 mod paged_attention_prefill;
 mod paged_attention_reduce;

@@ -35,10 +35,23 @@ const NOTABLE_FEATURES: [(Features, &str); 6] = [
 pub struct Traits {
     /// Whether kernels run on the CPU all the same.
     pub software: bool,
+    /// Whether it has subgroups.
+    pub subgroups: bool,
     /// Lanes of a subgroup, where it has subgroups and all are of one size.
     pub subgroup_size: Option<u32>,
     /// Rows of the tallest image of words that kernels can read; `None` where they cannot.
     pub image_rows: Option<u32>,
+    /// Whether it computes in half precision.
+    pub f16: bool,
+    /// Side of the matrices of f16 that it multiplies into f32.
+    pub matrix_size: Option<u32>,
+}
+
+impl Traits {
+    /// Whether our kernels can use its matrix units: they count on subgroups of 32.
+    pub fn has_matrices(&self) -> bool {
+        self.f16 && self.matrix_size.is_some() && self.subgroup_size == Some(32)
+    }
 }
 
 /// One adapter, or the CPU.
@@ -256,6 +269,9 @@ fn describe(adapter: &wgpu::Adapter, name: String) -> DeviceInfo {
             subgroup_size: (features.contains(Features::SUBGROUP) && info.subgroup_min_size == info.subgroup_max_size)
                 .then_some(info.subgroup_min_size),
             image_rows: image_rows(adapter),
+            subgroups: features.contains(Features::SUBGROUP),
+            f16: features.contains(Features::SHADER_F16),
+            matrix_size: matrix_size(adapter),
         },
         adapter: info.name,
         max_buffer_bytes: Some(limits.max_buffer_size),
@@ -263,6 +279,20 @@ fn describe(adapter: &wgpu::Adapter, name: String) -> DeviceInfo {
         memory_bytes: heap_bytes(adapter),
         features: NOTABLE_FEATURES.iter().filter(|(bit, _)| features.contains(*bit)).map(|(_, name)| *name).collect(),
     }
+}
+
+/// Side of the largest square matrices of f16 that the adapter multiplies into f32, of those that kernels have.
+fn matrix_size(adapter: &wgpu::Adapter) -> Option<u32> {
+    use wgpu::CooperativeScalarType::{F16, F32};
+    if !adapter.features().contains(Features::EXPERIMENTAL_COOPERATIVE_MATRIX) {
+        return None;
+    }
+    let offered = adapter.cooperative_matrix_properties();
+    [16, 8].into_iter().find(|&side| {
+        offered.iter().any(|matrix| {
+            [matrix.m_size, matrix.n_size, matrix.k_size] == [side; 3] && matrix.ab_type == F16 && matrix.cr_type == F32
+        })
+    })
 }
 
 /// Where kernels can read images of one word and of four words a texel.
@@ -339,7 +369,8 @@ fn open(instance: &wgpu::Instance, adapter: &wgpu::Adapter) -> Result<burn::tens
         label: Some("pagoda"),
         required_features: adapter.features() - Features::MAPPABLE_PRIMARY_BUFFERS,
         required_limits: adapter.limits(),
-        // SAFETY: experimental features are requested because burn asks for the same set; our kernels use none of them.
+        // SAFETY: experimental features are requested because burn asks for the same set. Of them our kernels use cooperative
+        // matrices, of the sizes that the adapter lists, and only after a trial against plain arithmetic.
         experimental_features: unsafe { wgpu::ExperimentalFeatures::enabled() },
         memory_hints: wgpu::MemoryHints::MemoryUsage,
         trace: wgpu::Trace::Off,

@@ -12,7 +12,7 @@ use crate::batch::{Adjustment, Choice, Draw, ModelInput, Selected, Selection};
 use crate::config::EngineConfig;
 use crate::device::{self, Selected as Device};
 use crate::error::LoadError;
-use crate::kernels::{Gpu, KernelTimes, Plan};
+use crate::kernels::{Activations, Gpu, KernelTimes, Plan};
 use crate::kv::{BLOCK_SIZE, BlockId, Load};
 use crate::model::{Decoder, ModelConfig};
 use crate::model_file::ModelFile;
@@ -356,7 +356,11 @@ pub fn wgpu_runner(
 ) -> Result<ModelRunner<WgpuOps>, LoadError> {
     let mut plan = Plan::choose(gpu.info.traits);
     if let Some(activations) = config.activations {
-        plan.activations = activations;
+        if activations == Activations::F16 && !gpu.info.traits.f16 {
+            let reason = format!("--activations f16: {} does not compute in half precision", gpu.info.adapter);
+            return Err(LoadError::Setting(reason));
+        }
+        plan = plan.with_activations(activations, gpu.info.traits);
     }
     let limits = StepLimits {
         max_rows: config.max_num_batched_tokens.max(2),

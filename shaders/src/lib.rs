@@ -61,9 +61,9 @@ macro_rules! catalogue {
 
 catalogue! {
     EMBEDDING "embedding" [Weights(4), Weights(1), Read, ReadWrite, Params] ["FORMAT", "IMAGE", "WORKGROUP_SIZE"];
-    RMS_NORM "rms_norm" [Read, Read, ReadWrite, ReadWrite, ReadWrite, Params] ["QUANTIZE", "WORKGROUP_SIZE"];
+    RMS_NORM "rms_norm" [Read, Read, ReadWrite, ReadWrite, ReadWrite, Params] ["QUANTIZE", "SUM", "WORKGROUP_SIZE"];
     ROTATE_AND_CACHE "rotate_and_cache" [Read, Read, Read, Read, ReadWrite, ReadWrite, ReadWrite, Params]
-        ["BLOCK_SIZE", "KV", "NORM", "WORKGROUP_SIZE"];
+        ["BLOCK_SIZE", "KV", "NORM", "SUM", "WORKGROUP_SIZE"];
     ADD_BIAS "add_bias" [Read, ReadWrite, Params] ["WORKGROUP_SIZE"];
     SOFT_CAP "soft_cap" [ReadWrite, Params] ["WORKGROUP_SIZE"];
     GATHER_BLOCKS "gather_blocks" [Read, Read, Read, ReadWrite, Params] ["WORKGROUP_SIZE"];
@@ -78,7 +78,8 @@ catalogue! {
         ["ACTIVATION", "QUANTIZE", "WORKGROUP_SIZE"];
     GATHER_ROWS "gather_rows" [Read, Read, ReadWrite, Params] ["WORKGROUP_SIZE"];
     MATMUL "matmul" [Weights(4), Weights(1), Read, ReadWrite, Params]
-        ["FORMAT", "IMAGE", "ROWS", "TOKENS", "WORKGROUP_SIZE"];
+        ["FORMAT", "IMAGE", "ROWS", "SLICES", "TOKENS", "WORKGROUP_SIZE"];
+    MATMUL_TILED "matmul_tiled" [Weights(4), Weights(1), Read, ReadWrite, Params] ["ARITHMETIC", "FORMAT"];
     QUANTIZE_ACTIVATIONS "quantize_activations" [Read, ReadWrite, ReadWrite, Params] ["WORKGROUP_SIZE"];
     MATMUL_INT8 "matmul_int8" [Weights(4), Weights(1), Read, Read, ReadWrite, Params]
         ["FORMAT", "IMAGE", "ROWS", "SHARE", "TOKENS", "WORKGROUP_SIZE"];
@@ -94,6 +95,7 @@ pub static INCLUDES: &[(&str, &str)] = &[
     ("dequantize.wgsl", include_str!("../wgsl/dequantize.wgsl")),
     ("weights.wgsl", include_str!("../wgsl/weights.wgsl")),
     ("quantize.wgsl", include_str!("../wgsl/quantize.wgsl")),
+    ("sum.wgsl", include_str!("../wgsl/sum.wgsl")),
     ("attend.wgsl", include_str!("../wgsl/attend.wgsl")),
     ("cached_row.wgsl", include_str!("../wgsl/cached_row.wgsl")),
     ("load_row.wgsl", include_str!("../wgsl/load_row.wgsl")),

@@ -80,6 +80,18 @@ impl Variant {
     /// Whether the kernel needs subgroup operations.
     pub fn needs_subgroups(&self) -> bool {
         self.values.get("SHARE") == Some(&Value::Number(1))
+            || matches!(self.values.get("SUM"), Some(Value::Word("subgroup" | "subgroups")))
+            || self.needs_matrices()
+    }
+
+    /// Whether the kernel needs numbers of half precision.
+    pub fn needs_f16(&self) -> bool {
+        matches!(self.values.get("ARITHMETIC"), Some(Value::Word(word)) if *word != "f32")
+    }
+
+    /// Whether the kernel needs cooperative matrices.
+    pub fn needs_matrices(&self) -> bool {
+        matches!(self.values.get("ARITHMETIC"), Some(Value::Word("matrix8" | "matrix16")))
     }
 
     /// The WGSL text.

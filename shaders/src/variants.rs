@@ -2,8 +2,8 @@
 
 use crate::template::{Value, Variant};
 use crate::{
-    ACT_AND_MUL, CATALOGUE, EMBEDDING, MATMUL, MATMUL_INT8, PAGED_ATTENTION_DECODE, PAGED_ATTENTION_REDUCE, RMS_NORM,
-    ROTATE_AND_CACHE, SAMPLE, TOKEN_LOGPROBS, TOP_K,
+    ACT_AND_MUL, ARGMAX, CATALOGUE, EMBEDDING, MATMUL, MATMUL_INT8, MATMUL_TILED, PAGED_ATTENTION_DECODE,
+    PAGED_ATTENTION_REDUCE, RMS_NORM, ROTATE_AND_CACHE, SAMPLE, TOKEN_LOGPROBS, TOP_K,
 };
 use Value::{Number, Word};
 
@@ -16,15 +16,13 @@ const CODE_FORMATS: [&str; 6] = ["q4", "q5", "q8", "q4k", "q5k", "q6k"];
 fn head_dims() -> impl Iterator<Item = u32> {
     (8..=256).step_by(8)
 }
-/// (rows a lane, tokens a lane, workgroup size): decode and prefill on hardware, then on software adapters.
-const MATMUL_SHAPES: [(u32, u32, u32); 4] = [(1, 1, 64), (1, 8, 64), (4, 1, 8), (4, 4, 8)];
+/// (rows a lane, tokens a lane, workgroup size): one token and several, on hardware, then on software adapters.
+const MATMUL_SHAPES: [(u32, u32, u32); 4] = [(1, 1, 256), (1, 8, 256), (4, 1, 8), (4, 4, 8)];
 /// The same where lanes share loads.
 const SHARING_SHAPES: [(u32, u32, u32); 2] = [(4, 1, 8), (4, 8, 8)];
 
 /// Invocations a workgroup on hardware and on software adapters, of kernels that take either.
 const SIZES: [u32; 2] = [64, 8];
-/// The same of `paged_attention_decode` and of `rotate_and_cache`.
-const HEAD_SIZES: [u32; 2] = [32, 8];
 
 /// All variants, each kernel at least once.
 pub fn variants() -> Vec<Variant> {
@@ -33,20 +31,24 @@ pub fn variants() -> Vec<Variant> {
         .flat_map(|shader| match shader.name {
             name if name == EMBEDDING.name => embeddings(&FORMATS),
             name if name == MATMUL.name => matmuls(&FORMATS),
+            name if name == MATMUL_TILED.name => tiled(&FORMATS),
             name if name == MATMUL_INT8.name => matmuls_int8(&CODE_FORMATS),
             name if name.starts_with("paged_attention") => attention(shader),
             name if name == ROTATE_AND_CACHE.name => {
-                let of = |((kv, norm), size)| {
+                let of = |((kv, norm), (sum, size))| {
                     let values = [
                         ("BLOCK_SIZE", Number(BLOCK_SIZE)),
                         ("KV", Word(kv)),
                         ("NORM", Number(norm)),
+                        ("SUM", Word(sum)),
                         ("WORKGROUP_SIZE", Number(size)),
                     ];
                     Variant::new(&ROTATE_AND_CACHE, &values)
                 };
                 let caches = [("f16", 0), ("f16", 1), ("q8_0", 0), ("q8_0", 1)];
-                pairs(caches.into_iter(), HEAD_SIZES).map(of).collect()
+                pairs(caches.into_iter(), [("memory", 32), ("subgroups", 32), ("memory", 8), ("subgroup", 8)])
+                    .map(of)
+                    .collect()
             }
             name if name == ACT_AND_MUL.name => {
                 let of = |((activation, quantize), size)| {
@@ -60,14 +62,19 @@ pub fn variants() -> Vec<Variant> {
                 pairs([("silu", 0), ("silu", 1), ("gelu", 0), ("gelu", 1)].into_iter(), SIZES).map(of).collect()
             }
             name if name == RMS_NORM.name => {
-                let of = |(quantize, size)| {
-                    let values = [("QUANTIZE", Number(quantize)), ("WORKGROUP_SIZE", Number(size))];
+                let of = |(quantize, (sum, size))| {
+                    let values = [("QUANTIZE", Number(quantize)), ("SUM", Word(sum)), ("WORKGROUP_SIZE", Number(size))];
                     Variant::new(&RMS_NORM, &values)
                 };
-                pairs([0, 1].into_iter(), SIZES).map(of).collect()
+                pairs([0, 1].into_iter(), [("memory", 256), ("subgroups", 256), ("memory", 8), ("subgroup", 8)])
+                    .map(of)
+                    .collect()
             }
             name if [TOP_K.name, SAMPLE.name, TOKEN_LOGPROBS.name].contains(&name) => {
                 vec![Variant::new(shader, &[("WORKGROUP_SIZE", Number(256))])]
+            }
+            name if name == ARGMAX.name => {
+                [256, 8].map(|size| Variant::new(&ARGMAX, &[("WORKGROUP_SIZE", Number(size))])).to_vec()
             }
             _ => SIZES.map(|size| Variant::new(shader, &[("WORKGROUP_SIZE", Number(size))])).to_vec(),
         })
@@ -152,12 +159,28 @@ fn matmul(shader: &'static crate::Shader, format: &'static str, shape: (u32, u32
     Variant::new(shader, &values)
 }
 
+/// On hardware a workgroup's lanes share rows.
+fn with_slices(mut variant: Variant) -> Variant {
+    let slices = if variant.values["WORKGROUP_SIZE"] == Number(256) { 8 } else { 1 };
+    variant.values.insert("SLICES", Number(slices));
+    variant
+}
+
+fn tiled(formats: &[&'static str]) -> Vec<Variant> {
+    let of = |(format, arithmetic)| {
+        Variant::new(&MATMUL_TILED, &[("ARITHMETIC", Word(arithmetic)), ("FORMAT", Word(format))])
+    };
+    pairs(formats.iter().copied(), ["f32", "f16", "matrix8", "matrix16"]).map(of).collect()
+}
+
 fn matmuls(formats: &[&'static str]) -> Vec<Variant> {
     // One of the sharing shapes is among the others.
     let buffers = MATMUL_SHAPES.into_iter().chain([SHARING_SHAPES[1]]).map(|shape| (shape, 0));
     let all: Vec<_> = buffers.chain(SHARING_SHAPES.map(|shape| (shape, 1))).collect();
     all.iter()
-        .flat_map(|&(shape, image)| formats.iter().map(move |format| matmul(&MATMUL, format, shape, image)))
+        .flat_map(|&(shape, image)| {
+            formats.iter().map(move |format| with_slices(matmul(&MATMUL, format, shape, image)))
+        })
         .collect()
 }
 

@@ -26,6 +26,12 @@ fn check(variant: &Variant) -> Checked {
     if variant.needs_subgroups() {
         capabilities |= Capabilities::SUBGROUP;
     }
+    if variant.needs_f16() {
+        capabilities |= Capabilities::SHADER_FLOAT16;
+    }
+    if variant.needs_matrices() {
+        capabilities |= Capabilities::COOPERATIVE_MATRIX;
+    }
     let info = Validator::new(ValidationFlags::all(), capabilities)
         .validate(&module)
         .unwrap_or_else(|error| panic!("{label}: {}", error.emit_to_string(&source)));
@@ -35,8 +41,8 @@ fn check(variant: &Variant) -> Checked {
 #[test]
 fn every_variant_is_valid_and_translates() {
     let all = variants();
-    assert_eq!(CATALOGUE.len(), 20, "kernels in the catalogue");
-    assert_eq!(all.len(), 777, "variants");
+    assert_eq!(CATALOGUE.len(), 21, "kernels in the catalogue");
+    assert_eq!(all.len(), 825, "variants");
     for shader in CATALOGUE {
         assert!(all.iter().any(|variant| variant.shader.name == shader.name), "{} has no variant", shader.name);
     }
@@ -44,9 +50,13 @@ fn every_variant_is_valid_and_translates() {
         let checked = check(variant);
         to_spirv(&checked);
         to_msl(&checked);
+        // Neither DX12 nor GL has cooperative matrices.
+        if variant.needs_matrices() {
+            continue;
+        }
         to_hlsl(&checked, hlsl::ShaderModel::V6_2);
-        // Chosen only where the adapter has subgroups, which neither of these has.
-        if variant.needs_subgroups() {
+        // Chosen only where the adapter has subgroups, or half precision, which none of these has.
+        if variant.needs_subgroups() || variant.needs_f16() {
             continue;
         }
         to_hlsl(&checked, hlsl::ShaderModel::V5_1);

@@ -39,7 +39,7 @@ var<private> rotation_base: u32;
 {% if NORM == 1 %}
 var<private> norm_base: u32;
 var<private> norm_scale: f32;
-var<workgroup> partial: array<f32, WORKGROUP_SIZE>;
+{% include "sum.wgsl" %}
 {% endif %}
 
 fn normed(i: u32) -> f32 {
@@ -112,7 +112,15 @@ fn round_block(first: u32, is_value: bool, word: u32) -> u32 {
 {% endif %}
 
 @compute @workgroup_size(WORKGROUP_SIZE)
-fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+fn main(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+    {% if NORM == 1 and SUM == "subgroups" %}
+    @builtin(subgroup_id) subgroup: u32,
+    @builtin(subgroup_invocation_id) subgroup_lane: u32,
+    @builtin(num_subgroups) num_subgroups: u32,
+    {% endif %}
+) {
     let head = workgroup.x;
     let token = workgroup.y;
     let num_words = params.head_dim / 2u;
@@ -125,15 +133,8 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         let x = qkv[base + i];
         sum = fma(x, x, sum);
     }
-    partial[lane] = sum;
-    workgroupBarrier();
-    for (var stride = WORKGROUP_SIZE / 2u; stride > 0u; stride >>= 1u) {
-        if (lane < stride) {
-            partial[lane] += partial[lane + stride];
-        }
-        workgroupBarrier();
-    }
-    norm_scale = 1.0 / sqrt(partial[0] / f32(params.head_dim) + params.epsilon);
+    let squares = sum_of_all(sum, {% if SUM == "subgroups" %}Place(subgroup, subgroup_lane, num_subgroups){% else %}lane{% endif %});
+    norm_scale = 1.0 / sqrt(squares / f32(params.head_dim) + params.epsilon);
     {% else %}
     _ = &head_norms;
     {% endif %}

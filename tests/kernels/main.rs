@@ -16,6 +16,7 @@ mod gather_rows;
 mod harness;
 mod matmul;
 mod matmul_int8;
+mod matmul_tiled;
 mod paged_attention_decode;
 mod paged_attention_prefill;
 mod paged_attention_reduce;
@@ -33,7 +34,7 @@ use harness::Harness;
 /// A kernel's stem and its checks.
 type KernelTest = (&'static str, fn(&mut Harness));
 
-const TESTS: [KernelTest; 20] = [
+const TESTS: [KernelTest; 21] = [
     ("act_and_mul", act_and_mul::test),
     ("add_bias", add_bias::test),
     ("adjust_logits", adjust_logits::test),
@@ -43,6 +44,7 @@ const TESTS: [KernelTest; 20] = [
     ("gather_rows", gather_rows::test),
     ("matmul", matmul::test),
     ("matmul_int8", matmul_int8::test),
+    ("matmul_tiled", matmul_tiled::test),
     ("paged_attention_decode", paged_attention_decode::test),
     ("paged_attention_prefill", paged_attention_prefill::test),
     ("paged_attention_reduce", paged_attention_reduce::test),

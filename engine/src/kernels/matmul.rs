@@ -5,23 +5,28 @@ use shaders::{MATMUL, Shader, Value, Variant, params};
 use super::{Bindable, DeviceMatrix, Encoder, GpuBuffer, MatmulShape, Shard};
 use crate::ops::DeviceError;
 
-/// `output` (tokens × rows) (+)= `input` (tokens × columns) · `matrix`ᵀ; one dispatch a shard.
+/// `output` (tokens × rows) (+)= `input` (tokens × columns) · `matrix`ᵀ for tokens `first_token..num_tokens`; one dispatch a
+/// shard.
 ///
 /// # Errors
 /// When the kernel does not compile or the device has failed.
+#[expect(clippy::too_many_arguments, reason = "the op's operands")]
 pub fn matmul(
     encoder: &mut Encoder,
     shape: MatmulShape,
     matrix: &DeviceMatrix,
     input: &GpuBuffer,
     output: &GpuBuffer,
+    first_token: u32,
     num_tokens: u32,
     accumulate: bool,
 ) -> Result<(), DeviceError> {
     let tokens = u64::from(num_tokens);
     assert!(tokens * matrix.columns as u64 * 4 <= input.size && tokens * matrix.rows as u64 * 4 <= output.size);
     for shard in &matrix.shards {
-        let kernel = encoder.kernel(&variant(&MATMUL, shape, shard))?;
+        let mut variant = variant(&MATMUL, shape, shard);
+        variant.values.insert("SLICES", Value::Number(shape.slices));
+        let kernel = encoder.kernel(&variant)?;
         let params = params::Matmul {
             num_rows: shard.num_rows,
             row_start: shard.row_start,
@@ -29,11 +34,15 @@ pub fn matmul(
             num_tokens,
             output_stride: matrix.rows as u32,
             accumulate: accumulate.into(),
+            first_token,
             ..Default::default()
         };
         let bound: [&dyn Bindable; 4] = [&shard.weights, &shard.scales, input, output];
-        let work = tokens * u64::from(shard.num_rows) * matrix.columns as u64;
-        encoder.dispatch(&kernel, &bound, &params, grid(shape, shard.num_rows, num_tokens), work)?;
+        let tokens = num_tokens - first_token;
+        let work = u64::from(tokens) * u64::from(shard.num_rows) * matrix.columns as u64;
+        // Lanes of other slices have the same rows.
+        let [x, y, z] = grid(shape, shard.num_rows * shape.slices, tokens);
+        encoder.dispatch(&kernel, &bound, &params, [x, y, z], work)?;
     }
     Ok(())
 }

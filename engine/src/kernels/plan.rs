@@ -5,7 +5,7 @@
 
 use shaders::{Value, Variant};
 
-use super::{Gpu, Placement};
+use super::{Arithmetic, Gpu, Placement};
 use crate::device::Traits;
 use crate::kv::{BLOCK_SIZE, KvLayout};
 
@@ -20,6 +20,8 @@ const SHARING_LANES: u32 = 8;
 pub enum Activations {
     /// As they are.
     F32,
+    /// Those of prompts in half precision, on matrix units where the adapter has them.
+    F16,
     /// Rounded to int8 in blocks of 32, where the weight format has integer codes.
     Int8,
 }
@@ -33,6 +35,8 @@ pub struct MatmulShape {
     pub tokens: u32,
     /// Invocations a workgroup.
     pub workgroup_size: u32,
+    /// Parts of a row that lanes of a workgroup sum beside each other; of f32 activations only.
+    pub slices: u32,
     /// Whether a workgroup is one subgroup of eight lanes that share loads; of int8 activations only.
     pub share: bool,
 }
@@ -46,6 +50,10 @@ pub struct Plan {
     pub single: MatmulShape,
     /// Several rows of the step.
     pub several: MatmulShape,
+    /// The rows of prompts, where those have a kernel of their own.
+    pub prefill: Option<Arithmetic>,
+    /// How kernels that reduce a row add up.
+    pub sum: &'static str,
     /// Invocations a workgroup of elementwise kernels.
     pub workgroup_size: u32,
     /// Invocations a workgroup of kernels that reduce a row.
@@ -71,11 +79,13 @@ impl Plan {
     pub fn choose(traits: Traits) -> Self {
         if traits.software {
             let share = traits.subgroup_size == Some(SHARING_LANES);
-            let shape = MatmulShape { rows: 4, tokens: 1, workgroup_size: SHARING_LANES, share };
+            let shape = MatmulShape { rows: 4, tokens: 1, workgroup_size: SHARING_LANES, slices: 1, share };
             Self {
                 activations: Activations::Int8,
                 single: shape,
                 several: MatmulShape { tokens: if share { 8 } else { 4 }, ..shape },
+                prefill: None,
+                sum: if share { "subgroup" } else { "memory" },
                 max_work: 200_000_000,
                 // One vector of the CPU: a workgroup of more is run by one thread and takes turns at barriers.
                 workgroup_size: SHARING_LANES,
@@ -89,7 +99,41 @@ impl Plan {
                 ..Self::baseline()
             }
         } else {
-            Self::baseline()
+            let sum = if traits.subgroups { "subgroups" } else { "memory" };
+            let plan = Self { sum, ..Self::baseline() };
+            let activations = if traits.has_matrices() { Activations::F16 } else { Activations::F32 };
+            plan.with_activations(activations, traits)
+        }
+    }
+
+    /// The same with these activations.
+    pub fn with_activations(mut self, activations: Activations, traits: Traits) -> Self {
+        self.activations = activations;
+        self.prefill = match activations {
+            Activations::Int8 => None,
+            // Software adapters have nothing to share a tile with.
+            Activations::F32 => (!traits.software).then_some(Arithmetic::F32),
+            Activations::F16 => {
+                // Of which weights lie in buffers.
+                self.image_rows = None;
+                Some(match traits.matrix_size.filter(|_| traits.has_matrices()) {
+                    Some(16) => Arithmetic::Matrix16,
+                    Some(_) => Arithmetic::Matrix8,
+                    None => Arithmetic::F16,
+                })
+            }
+        };
+        self
+    }
+
+    /// What computes, for the name of a class of equal bits.
+    pub fn arithmetic(&self) -> &'static str {
+        match (self.activations, self.prefill) {
+            (Activations::Int8, _) => "int8",
+            (_, Some(Arithmetic::F16)) => "f16",
+            (_, Some(Arithmetic::Matrix8)) => "m8",
+            (_, Some(Arithmetic::Matrix16)) => "m16",
+            _ => "f32",
         }
     }
 
@@ -97,10 +141,12 @@ impl Plan {
     pub fn baseline() -> Self {
         Self {
             activations: Activations::F32,
-            single: MatmulShape { rows: 1, tokens: 1, workgroup_size: 64, share: false },
-            several: MatmulShape { rows: 1, tokens: 8, workgroup_size: 64, share: false },
+            single: MatmulShape { rows: 1, tokens: 1, workgroup_size: 256, slices: 8, share: false },
+            several: MatmulShape { rows: 1, tokens: 8, workgroup_size: 256, slices: 8, share: false },
+            prefill: Some(Arithmetic::F32),
+            sum: "memory",
             workgroup_size: 64,
-            reduce_size: 64,
+            reduce_size: 256,
             decode_size: 32,
             head_size: 32,
             query_tile: 32,
@@ -148,14 +194,23 @@ impl Plan {
 mod tests {
     use super::*;
 
-    const SOFTWARE: Traits = Traits { software: true, subgroup_size: None, image_rows: Some(8192) };
-    const MESA: Traits = Traits { subgroup_size: Some(8), ..SOFTWARE };
-    const HARDWARE: Traits = Traits { software: false, subgroup_size: Some(32), image_rows: Some(8192) };
+    const SOFTWARE: Traits = Traits {
+        software: true,
+        subgroups: false,
+        subgroup_size: None,
+        image_rows: Some(8192),
+        f16: true,
+        matrix_size: None,
+    };
+    const MESA: Traits = Traits { subgroups: true, subgroup_size: Some(8), ..SOFTWARE };
+    const HARDWARE: Traits = Traits { software: false, subgroups: true, subgroup_size: Some(32), ..SOFTWARE };
+    const TENSOR: Traits = Traits { matrix_size: Some(16), ..HARDWARE };
 
     #[test]
     fn only_software_adapters_round_activations() {
         assert_eq!(Plan::choose(SOFTWARE).activations, Activations::Int8);
-        assert_eq!(Plan::choose(HARDWARE), Plan::baseline());
+        assert_eq!(Plan::choose(HARDWARE), Plan { sum: "subgroups", ..Plan::baseline() });
+        assert_eq!(Plan::choose(Traits { subgroups: false, ..HARDWARE }), Plan::baseline());
         assert_eq!(Plan::choose(SOFTWARE).matmul_shape(1).tokens, 1);
         assert_eq!(Plan::choose(SOFTWARE).matmul_shape(2).tokens, 4);
     }
@@ -167,6 +222,20 @@ mod tests {
         assert_eq!(Plan::choose(MESA).several.tokens, 8);
         // An element is summed in one order, whichever it is.
         assert_eq!(Plan::choose(MESA).single.rows, Plan::choose(SOFTWARE).single.rows);
+    }
+
+    #[test]
+    fn prompts_take_matrices_where_subgroups_are_of_thirty_two() {
+        let prefill = |traits| Plan::choose(traits).prefill;
+        assert_eq!(prefill(TENSOR), Some(Arithmetic::Matrix16));
+        assert_eq!(prefill(Traits { matrix_size: Some(8), ..TENSOR }), Some(Arithmetic::Matrix8));
+        for traits in [Traits { subgroup_size: Some(64), ..TENSOR }, Traits { f16: false, ..TENSOR }, HARDWARE] {
+            assert_eq!(prefill(traits), Some(Arithmetic::F32), "{traits:?}");
+        }
+        let asked = |activations| Plan::choose(TENSOR).with_activations(activations, TENSOR).prefill;
+        assert_eq!([asked(Activations::F32), asked(Activations::Int8)], [Some(Arithmetic::F32), None]);
+        let halves = Plan::choose(MESA).with_activations(Activations::F16, MESA);
+        assert_eq!((halves.prefill, halves.image_rows, halves.arithmetic()), (Some(Arithmetic::F16), None, "f16"));
     }
 
     #[test]
@@ -184,14 +253,18 @@ mod tests {
             let label = format!("{shader}[{values}]");
             assert!(known.contains(&label), "{label} is not validated");
         };
-        for plan in [SOFTWARE, MESA, Traits { image_rows: None, ..MESA }, HARDWARE].map(Plan::choose) {
+        let buffers = Traits { image_rows: None, ..MESA };
+        for plan in [SOFTWARE, MESA, buffers, HARDWARE, Traits::default(), TENSOR].map(Plan::choose) {
             let image = u32::from(plan.image_rows.is_some());
             for shape in [plan.single, plan.several] {
-                let MatmulShape { rows, tokens, workgroup_size, share } = shape;
+                let MatmulShape { rows, tokens, workgroup_size, slices, share } = shape;
                 for format in ["f32", "f16", "bf16", "q4", "q5", "q8", "q4k", "q5k", "q6k"] {
                     let matrix = format!("FORMAT={format},IMAGE={image},ROWS={rows}");
-                    let values = format!("{matrix},TOKENS={tokens},WORKGROUP_SIZE={workgroup_size}");
+                    let values = format!("{matrix},SLICES={slices},TOKENS={tokens},WORKGROUP_SIZE={workgroup_size}");
                     has("matmul", &values);
+                    if let Some(arithmetic) = plan.prefill {
+                        has("matmul_tiled", &format!("ARITHMETIC={},FORMAT={format}", arithmetic.word()));
+                    }
                     if format.starts_with('q') {
                         let share = u32::from(share);
                         let values = format!("{matrix},SHARE={share},TOKENS={tokens},WORKGROUP_SIZE={workgroup_size}");
@@ -199,7 +272,8 @@ mod tests {
                     }
                 }
             }
-            let Plan { workgroup_size, reduce_size, decode_size, query_tile, split, head_size, max_heads, .. } = plan;
+            let Plan { workgroup_size, reduce_size, decode_size, query_tile, split, head_size, max_heads, sum, .. } =
+                plan;
             for shader in ["add_bias", "gather_rows", "soft_cap", "quantize_activations", "adjust_logits"] {
                 has(shader, &format!("WORKGROUP_SIZE={workgroup_size}"));
             }
@@ -208,10 +282,11 @@ mod tests {
                     let values = format!("ACTIVATION={activation},QUANTIZE={quantize},WORKGROUP_SIZE={workgroup_size}");
                     has("act_and_mul", &values);
                 }
-                has("rms_norm", &format!("QUANTIZE={quantize},WORKGROUP_SIZE={reduce_size}"));
+                has("rms_norm", &format!("QUANTIZE={quantize},SUM={sum},WORKGROUP_SIZE={reduce_size}"));
             }
             for (kv, norm) in [("f16", 0), ("f16", 1), ("q8_0", 0), ("q8_0", 1)] {
-                let values = format!("BLOCK_SIZE={BLOCK_SIZE},KV={kv},NORM={norm},WORKGROUP_SIZE={head_size}");
+                let values =
+                    format!("BLOCK_SIZE={BLOCK_SIZE},KV={kv},NORM={norm},SUM={sum},WORKGROUP_SIZE={head_size}");
                 has("rotate_and_cache", &values);
             }
             has("argmax", &format!("WORKGROUP_SIZE={reduce_size}"));

@@ -36,7 +36,8 @@ pub fn rms_norm(
     assert!(width.is_multiple_of(4) && bytes <= input.size && bytes <= output.size);
     assert!(rounded.is_none() || (width.is_multiple_of(32) && !accumulate));
     let quantize = Value::Number(rounded.is_some().into());
-    let values = [("QUANTIZE", quantize), ("WORKGROUP_SIZE", Value::Number(plan.reduce_size))];
+    let size = Value::Number(plan.reduce_size);
+    let values = [("QUANTIZE", quantize), ("SUM", Value::Word(plan.sum)), ("WORKGROUP_SIZE", size)];
     let kernel = encoder.kernel(&Variant::new(&RMS_NORM, &values))?;
     let params = params::RmsNorm { width4: width / 4, epsilon, accumulate: accumulate.into(), ..Default::default() };
     let stubs = encoder.stubs()?;

@@ -47,6 +47,7 @@ pub fn rotate_and_cache(
         ("BLOCK_SIZE", Plan::block_size()),
         ("KV", Value::Word(layout.dtype.word())),
         ("NORM", Value::Number(norms.is_some().into())),
+        ("SUM", Value::Word(plan.sum)),
         ("WORKGROUP_SIZE", Value::Number(plan.head_size)),
     ];
     let kernel = encoder.kernel(&Variant::new(&ROTATE_AND_CACHE, &values))?;

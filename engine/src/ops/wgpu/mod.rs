@@ -16,7 +16,7 @@ use super::rotary::Rotary;
 use super::{Attention, DeviceError, Ops, Rows, Write};
 use crate::batch::{ModelInput, Selected};
 use crate::kernels::{
-    self, Activations, DeviceMatrix, Encoder, Gpu, GpuBuffer, KernelTimes, Norm, Plan, RoundedTo, Turn,
+    self, Activations, Arithmetic, DeviceMatrix, Encoder, Gpu, GpuBuffer, KernelTimes, Norm, Plan, RoundedTo, Turn,
 };
 use crate::kv::{BlockId, KvLayout, Load};
 use crate::model::{Activation, PairOrder};
@@ -87,7 +87,7 @@ impl WgpuOps {
     /// When the device cannot hold them.
     pub fn new(
         gpu: Arc<Gpu>,
-        plan: Plan,
+        mut plan: Plan,
         layout: KvLayout,
         rotaries: Vec<Rotary>,
         pair_order: PairOrder,
@@ -108,6 +108,12 @@ impl WgpuOps {
         let inputs = StepInputs::allocate(&gpu, &plan, &layout, &rotaries, limits, max_splits)?;
         let mut encoder = Encoder::new(Arc::clone(&gpu), plan.max_work);
         pipeline_cache.into_iter().for_each(|directory| encoder.keep_pipelines(directory));
+        let matrices = [Arithmetic::Matrix8, Arithmetic::Matrix16];
+        if let Some(arithmetic) = plan.prefill.filter(|arithmetic| matrices.contains(arithmetic))
+            && !kernels::agrees(&gpu, &mut encoder, &plan, arithmetic)?
+        {
+            plan.prefill = Some(Arithmetic::F32);
+        }
         Ok(Self {
             encoder,
             partials: gpu.allocate("attention splits", max_splits * partial_bytes(&layout))?,
@@ -223,7 +229,23 @@ impl Ops for WgpuOps {
                 let (codes, scales) = (&rounded.codes, &rounded.block_scales);
                 kernels::matmul_int8(encoder, shape, matrix, codes, scales, &output.values, num_rows, accumulate)
             }
-            _ => kernels::matmul(encoder, shape, matrix, &input.values, &output.values, num_rows, accumulate),
+            _ => {
+                // Rows of decodes come first. A prompt's rows have their kernel whatever is beside them.
+                let (input, output) = (&input.values, &output.values);
+                let tiled = self.plan.prefill.filter(|_| matches!(rows, Rows::Step));
+                let num_decodes = if tiled.is_some() { self.input.num_decodes as u32 } else { num_rows };
+                if num_decodes > 0 {
+                    let shape = self.plan.matmul_shape(num_decodes as usize);
+                    kernels::matmul(encoder, shape, matrix, input, output, 0, num_decodes, accumulate)?;
+                }
+                match tiled.filter(|_| num_decodes < num_rows) {
+                    None => Ok(()),
+                    Some(arithmetic) => {
+                        let first = num_decodes;
+                        kernels::matmul_tiled(encoder, arithmetic, matrix, input, output, first, num_rows, accumulate)
+                    }
+                }
+            }
         }
     }
 
@@ -368,10 +390,7 @@ impl Ops for WgpuOps {
     }
 
     fn numerics(&self) -> String {
-        let activations = match self.plan.activations {
-            Activations::F32 => "f32",
-            Activations::Int8 => "int8",
-        };
+        let activations = self.plan.arithmetic();
         // Adapters and their drivers' compilers differ in what they make of one shader.
         let adapter = blake3::hash(self.gpu.info.adapter.as_bytes()).to_hex();
         format!("gpu-{activations}-{}{}", &adapter[..6], self.layout.numerics())

@@ -1,0 +1,213 @@
+{% if ARITHMETIC != "f32" %}
+enable f16;
+{% endif %}
+{% if ARITHMETIC in ["matrix8", "matrix16"] %}
+enable wgpu_cooperative_matrix;
+{% endif %}
+// As matmul, for the prompt tokens of a step on hardware: a workgroup computes TILE rows of TILE tokens, and all its lanes
+// share what it stages of both: a block of 32 along k at a time.
+//
+// ARITHMETIC is f32, which sums an element as matmul does but for its slices; f16, whose products within a block are in half
+// precision and whose sums over blocks are not; or matrix16 and matrix8, where subgroups of 32 lanes multiply matrices of
+// that size, of f16 into f32. Which it is depends on the adapter alone, so an element's sum does not depend on what is
+// beside it.
+
+struct Params {
+    num_rows: u32,       // rows of this shard
+    row_start: u32,      // first output column of this shard
+    num_blocks: u32,     // blocks of 32 along k
+    num_tokens: u32,     // end of the tokens
+    output_stride: u32,  // columns of a whole output row
+    accumulate: u32,
+    first_token: u32,
+    pad0: u32,
+}
+
+@group(0) @binding(2) var<storage, read> input: array<vec4<f32>>;
+@group(0) @binding(3) var<storage, read_write> output: array<f32>;
+@group(0) @binding(4) var<uniform> params: Params;
+
+const TILE: u32 = 64u;
+const WORKGROUP_SIZE: u32 = 256u;
+
+{% set IMAGE = 0 %}
+{% include "dequantize.wgsl" %}
+
+fn store(token: u32, row: u32, sum: f32) {
+    if (token >= params.num_tokens || row >= params.num_rows) {
+        return;
+    }
+    let index = token * params.output_stride + params.row_start + row;
+    var value = sum;
+    if (params.accumulate == 1u) {
+        value += output[index];
+    }
+    output[index] = value;
+}
+
+{% if ARITHMETIC != "f32" %}
+const LARGEST_HALF: f32 = 65504.0;
+
+// The nearest number of half precision. A large one stays finite; a NaN or an infinity stays what it is, so that it shows.
+fn half(x: vec4<f32>) -> vec4<f16> {
+    let is_large = abs(x) > vec4<f32>(LARGEST_HALF) & abs(x) < vec4<f32>(3.0e38);
+    return vec4<f16>(select(x, sign(x) * LARGEST_HALF, is_large));
+}
+{% endif %}
+
+{% if ARITHMETIC in ["matrix8", "matrix16"] %}
+{% set N = 8 if ARITHMETIC == "matrix8" else 16 %}
+{# Matrices along a side of the tile, and those that each of eight subgroups has. #}
+{% set SIDE = 64 // N %}
+{% set OWN = SIDE * SIDE // 8 %}
+// [row or token][k], and a matrix of results by subgroup.
+var<workgroup> rows: array<f16, {{ 64 * 32 }}>;
+var<workgroup> tokens: array<f16, {{ 64 * 32 }}>;
+var<workgroup> results: array<f32, {{ 8 * N * N }}>;
+
+fn stage_row(row: u32, i: u32, values: vec4<f32>) {
+    let v = half(values);
+    let base = row * 32u + 4u * i;
+    rows[base] = v.x;
+    rows[base + 1u] = v.y;
+    rows[base + 2u] = v.z;
+    rows[base + 3u] = v.w;
+}
+
+fn stage_token(token: u32, i: u32, values: vec4<f32>) {
+    let v = half(values);
+    let base = token * 32u + 4u * i;
+    tokens[base] = v.x;
+    tokens[base + 1u] = v.y;
+    tokens[base + 2u] = v.z;
+    tokens[base + 3u] = v.w;
+}
+{% else %}
+{% set SCALAR = ARITHMETIC %}
+// [k / 4][row or token], so that neighbouring lanes read neighbouring values.
+var<workgroup> rows: array<vec4<{{ SCALAR }}>, {{ 64 * 8 }}>;
+var<workgroup> tokens: array<vec4<{{ SCALAR }}>, {{ 64 * 8 }}>;
+
+fn stage_row(row: u32, i: u32, values: vec4<f32>) {
+    rows[i * TILE + row] = {{ "half(values)" if ARITHMETIC == "f16" else "values" }};
+}
+
+fn stage_token(token: u32, i: u32, values: vec4<f32>) {
+    tokens[i * TILE + token] = {{ "half(values)" if ARITHMETIC == "f16" else "values" }};
+}
+{% endif %}
+
+// Brings a block of the tile's rows and tokens in: a row by a lane of the first 64, a token's 32 values by eight lanes.
+fn stage(block: u32, first_row: u32, first_token: u32, lane: u32) {
+    if (lane < TILE) {
+        let values = weight_block(block, min(first_row + lane, params.num_rows - 1u));
+        {% for i in range(8) %}
+        stage_row(lane, {{ i }}u, values[{{ i }}]);
+        {% endfor %}
+    }
+    {% for part in range(2) %}
+    {
+        let token = {{ 32 * part }}u + lane / 8u;
+        let i = lane % 8u;
+        let source = min(first_token + token, params.num_tokens - 1u);
+        stage_token(token, i, input[(source * params.num_blocks + block) * 8u + i]);
+    }
+    {% endfor %}
+}
+
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn main(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+    {% if ARITHMETIC in ["matrix8", "matrix16"] %}
+    @builtin(subgroup_id) subgroup: u32,
+    @builtin(subgroup_invocation_id) subgroup_lane: u32,
+    {% endif %}
+) {
+    let first_row = workgroup.x * TILE;
+    let first_token = params.first_token + workgroup.y * TILE;
+    {% if ARITHMETIC in ["matrix8", "matrix16"] %}
+    let own_row = (subgroup % {{ SIDE }}u) * {{ N }}u;
+    let own_token = (subgroup / {{ SIDE }}u) * {{ N * OWN }}u;
+    {% for j in range(OWN) %}
+    var sum{{ j }} = coop_mat{{ N }}x{{ N }}<f32, C>();
+    {% endfor %}
+    for (var block = 0u; block < params.num_blocks; block++) {
+        stage(block, first_row, first_token, lane);
+        workgroupBarrier();
+        {% for k in range(0, 32, N) %}
+        {
+            let a = coopLoadT<coop_mat{{ N }}x{{ N }}<f16, A>>(&rows[own_row * 32u + {{ k }}u], 32u);
+            {% for j in range(OWN) %}
+            // Tokens are columns.
+            let b{{ j }} = coopLoad<coop_mat{{ N }}x{{ N }}<f16, B>>(&tokens[(own_token + {{ N * j }}u) * 32u + {{ k }}u], 32u);
+            sum{{ j }} = coopMultiplyAdd(a, b{{ j }}, sum{{ j }});
+            {% endfor %}
+        }
+        {% endfor %}
+        workgroupBarrier();
+    }
+    {% for j in range(OWN) %}
+    coopStoreT(sum{{ j }}, &results[subgroup * {{ N * N }}u], {{ N }}u);
+    workgroupBarrier();
+    for (var i = subgroup_lane; i < {{ N * N }}u; i += 32u) {
+        let token = first_token + own_token + {{ N * j }}u + i % {{ N }}u;
+        store(token, first_row + own_row + i / {{ N }}u, results[subgroup * {{ N * N }}u + i]);
+    }
+    workgroupBarrier();
+    {% endfor %}
+    {% else %}
+    // A lane has four rows of four tokens, sixteen apart.
+    let own_row = lane % 16u;
+    let own_token = lane / 16u;
+    {% for r in range(4) %}
+    {% for t in range(4) %}
+    var sum{{ r }}_{{ t }} = vec4<f32>(0.0);
+    {% endfor %}
+    {% endfor %}
+    for (var block = 0u; block < params.num_blocks; block++) {
+        stage(block, first_row, first_token, lane);
+        workgroupBarrier();
+        {% if ARITHMETIC == "f16" %}
+        {% for r in range(4) %}
+        {% for t in range(4) %}
+        var part{{ r }}_{{ t }} = vec4<f16>(0.0h);
+        {% endfor %}
+        {% endfor %}
+        {% endif %}
+        {% for i in range(8) %}
+        {
+            {% for n in range(4) %}
+            let w{{ n }} = rows[{{ 64 * i + 16 * n }}u + own_row];
+            let x{{ n }} = tokens[{{ 64 * i + 16 * n }}u + own_token];
+            {% endfor %}
+            {% for r in range(4) %}
+            {% for t in range(4) %}
+            {% set sum = "part" if ARITHMETIC == "f16" else "sum" %}
+            {{ sum }}{{ r }}_{{ t }} = fma(w{{ r }}, x{{ t }}, {{ sum }}{{ r }}_{{ t }});
+            {% endfor %}
+            {% endfor %}
+        }
+        {% endfor %}
+        {% if ARITHMETIC == "f16" %}
+        {% for r in range(4) %}
+        {% for t in range(4) %}
+        sum{{ r }}_{{ t }} += vec4<f32>(part{{ r }}_{{ t }});
+        {% endfor %}
+        {% endfor %}
+        {% endif %}
+        workgroupBarrier();
+    }
+    {% for r in range(4) %}
+    {% for t in range(4) %}
+    {
+        let s = (sum{{ r }}_{{ t }}.x + sum{{ r }}_{{ t }}.y) + (sum{{ r }}_{{ t }}.z + sum{{ r }}_{{ t }}.w);
+        store(first_token + own_token + {{ 16 * t }}u, first_row + own_row + {{ 16 * r }}u, s);
+    }
+    {% endfor %}
+    {% endfor %}
+    {% endif %}
+    {% if FORMAT in ["f32", "f16", "bf16"] %}
+    keep_scales();
+    {% endif %}
+}
