@@ -33,6 +33,9 @@ fn runners(path: &Path) -> Vec<(&'static str, Box<dyn StepRunner>)> {
     if let Some(gpu) = support::gpu() {
         all.push(("wgpu f32", on_gpu(&gpu, path, KV_TOKENS, Activations::F32)));
         all.push(("wgpu int8", on_gpu(&gpu, path, KV_TOKENS, Activations::Int8)));
+        if gpu.info.traits.f16 {
+            all.push(("wgpu f16", on_gpu(&gpu, path, KV_TOKENS, Activations::F16)));
+        }
     }
     all
 }
@@ -165,6 +168,9 @@ fn alone_equals_batched(path: &Path, prompts: &[Vec<u32>], dtype: KvCacheDtype, 
     if let Some(gpu) = &gpu {
         make.insert("wgpu f32", Box::new(|| on_gpu_with(gpu, path, KV_TOKENS, Activations::F32, dtype)));
         make.insert("wgpu int8", Box::new(|| on_gpu_with(gpu, path, KV_TOKENS, Activations::Int8, dtype)));
+        if gpu.info.traits.f16 {
+            make.insert("wgpu f16", Box::new(|| on_gpu_with(gpu, path, KV_TOKENS, Activations::F16, dtype)));
+        }
     }
     for (name, make) in &make {
         let together = through_engine(make(), path, prompts, 640);
