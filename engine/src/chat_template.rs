@@ -57,7 +57,11 @@ impl ChatTemplate {
         Self::parse(SOURCE, String::new(), String::new()).map_err(fail)
     }
 
-    fn parse(source: &str, bos_token: String, eos_token: String) -> Result<Self, Error> {
+    /// A template from its source, and the texts of the tokens that begin and end a text.
+    ///
+    /// # Errors
+    /// When it does not parse.
+    pub fn parse(source: &str, bos_token: String, eos_token: String) -> Result<Self, Error> {
         let mut environment = Environment::new();
         environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
