@@ -213,8 +213,8 @@ pub enum GenerationConfigFlag {
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize, ValueEnum)]
 pub enum KvCacheDtypeFlag {
     /// Two bytes a value.
-    #[value(name = "f16")]
-    #[serde(rename = "f16")]
+    #[value(name = "f16", alias = "auto")]
+    #[serde(rename = "f16", alias = "auto")]
     F16,
     /// A byte a value, and a scale for 32.
     #[value(name = "q8_0")]

@@ -70,7 +70,7 @@ fn blocks_beyond_a_copy_buffer_go_out_and_come_back_in_turns() {
     let prompt = prompt(128, 9);
     for (name, mut runner) in runners(&path) {
         Fed::in_order(128).prefill(runner.as_mut(), &prompt, 640);
-        let payload_bytes = runner.payload_bytes();
+        let payload_bytes = runner.payload().bytes;
         // Two and a half buffers of them, in no even order.
         let count = (COPY_BYTES as usize * 5 / 2) / payload_bytes + 1;
         let block_ids: Vec<u32> = (0..count as u32).map(|index| index * index % 7).collect();
@@ -214,7 +214,7 @@ fn a_cache_of_bytes_stays_near_one_of_halves() {
     for name in ["cpu", "wgpu"] {
         let (mut halves, mut bytes) = (make(name, KvCacheDtype::F16), make(name, KvCacheDtype::Q8_0));
         // 34 bytes for 32 values.
-        assert_eq!(bytes.payload_bytes() * 64, halves.payload_bytes() * 34, "{name}");
+        assert_eq!(bytes.payload().bytes * 64, halves.payload().bytes * 34, "{name}");
         assert_ne!(bytes.numerics(), halves.numerics(), "{name}");
         let (expected, got) = (logits(halves.as_mut()), logits(bytes.as_mut()));
         let largest = expected.iter().fold(0.0f32, |largest, logit| largest.max(logit.abs()));

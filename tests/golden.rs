@@ -7,11 +7,12 @@ mod support;
 
 use engine::batch::Choice;
 use engine::kernels::Activations;
+use engine::kv::KvCacheDtype;
 use engine::model_file::ModelFile;
 use engine::model_runner::StepRunner;
 use engine::tokenizer::Tokenizer;
 use serde_json::Value;
-use support::driver::{Fed, argmax, logits_of, on_cpu, on_gpu};
+use support::driver::{Fed, argmax, logits_of, on_cpu, on_cpu_with, on_gpu};
 
 /// How far an arithmetic may stray: absolute logits, margin below which the largest logit may differ.
 #[derive(Clone, Copy)]
@@ -25,6 +26,9 @@ struct Bounds {
 const F32: Bounds = Bounds { logits: 0.03, top_margin: 0.15, greedy_margin: 0.15 };
 /// Activations rounded to int8 in blocks of 32.
 const INT8: Bounds = Bounds { logits: 0.5, top_margin: 0.6, greedy_margin: 0.6 };
+
+/// Keys and values as signed bytes, activations in f32.
+const KV_BYTES: Bounds = Bounds { logits: 0.3, top_margin: 0.35, greedy_margin: 0.35 };
 
 fn golden() -> Value {
     serde_json::from_str(include_str!("golden/smollm2.json")).unwrap()
@@ -124,6 +128,12 @@ fn software_gpu_gives_gemma_s_golden_logits_and_tokens() {
     let mut runner = on_gpu(&gpu, &support::gemma3(), 1024, Activations::F32);
     let all = std::env::var("PAGODA_TEST_ALL").is_ok_and(|value| value == "1");
     check_cases(&golden_gemma3(), runner.as_mut(), F32, if all { 24 } else { 8 }, all);
+}
+
+#[test]
+fn a_cache_of_bytes_gives_values_near_the_golden_ones() {
+    let mut runner = on_cpu_with(&support::default_model(), 1024, KvCacheDtype::Q8_0);
+    check_cases(&golden(), runner.as_mut(), KV_BYTES, 48, true);
 }
 
 #[test]

@@ -70,6 +70,8 @@ fn sampling_defaults_are_those_of_generation_config() {
         (r#"{"temperature": null, "top_k": 0}"#, usual),
         (r#"{"top_p": 1}"#, usual),
         (r#"{"temperature": 0}"#, SamplingDefaults { temperature: 0.0, ..usual }),
+        // As a request's would be.
+        (r#"{"temperature": 1e-40, "top_p": 1e-50}"#, SamplingDefaults { temperature: 0.01, top_p: 1e-6, ..usual }),
     ] {
         std::fs::write(&path, text).unwrap();
         assert_eq!(defaults().unwrap(), expected, "{text}");

@@ -132,6 +132,30 @@ fn the_disk_gives_the_same_tokens_after_a_restart_and_after_a_kill() {
 }
 
 #[test]
+fn blocks_of_bytes_are_kept_and_found_and_are_not_those_of_halves() {
+    let (_model, path) = Tiny::wide().write();
+    let fixture = Fixture { _model: tempfile::tempdir().unwrap(), path, directory: tempfile::tempdir().unwrap() };
+    for device in devices() {
+        let disk = format!("{}-{}", fixture.disk(), device.replace(':', "-"));
+        let flags = ["--kv-disk", &disk[..], "--kv-disk-bytes", "16MiB"];
+        let bytes = [&flags[..], &["--kv-cache-dtype", "q8_0"]].concat();
+        let mut server = fixture.start(&device, "4MiB", &bytes);
+        let cold = ask(&server, 1);
+        server.terminate();
+        assert!(server.wait().success());
+        let mut server = fixture.start(&device, "4MiB", &bytes);
+        let warm = ask(&server, 1);
+        assert_eq!((&warm.logprobs, cold.cached, warm.cached), (&cold.logprobs, 0, 288), "{device}");
+        server.terminate();
+        assert!(server.wait().success());
+        let server = fixture.start(&device, "4MiB", &flags);
+        let halves = ask(&server, 1);
+        assert_eq!(halves.cached, 0, "{device}");
+        assert_ne!(halves.logprobs, cold.logprobs, "{device}");
+    }
+}
+
+#[test]
 fn a_replacement_starts_warm_from_the_tier_whatever_device_it_has() {
     let fixture = Fixture::new();
     let service = CacheService::start(fixture.directory.path(), &["--capacity", "16MiB"]);

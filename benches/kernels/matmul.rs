@@ -21,6 +21,6 @@ fn run(bencher: divan::Bencher<'_, '_>, storage: StorageType, tokens: u32) {
     let (input, output) = (fixture.words(tokens * HIDDEN), fixture.words(tokens * INNER));
     fixture.time(bencher, u64::from(tokens * HIDDEN) * u64::from(INNER), |encoder, plan| {
         let shape = plan.matmul_shape(tokens as usize);
-        matmul(encoder, shape, &matrix, &input, &output, 0, tokens, false).unwrap();
+        matmul(encoder, shape, &matrix, &input, &output, tokens, false).unwrap();
     });
 }

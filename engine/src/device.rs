@@ -266,8 +266,12 @@ fn describe(adapter: &wgpu::Adapter, name: String) -> DeviceInfo {
         kind,
         traits: Traits {
             software: info.device_type == DeviceType::Cpu,
-            subgroup_size: (features.contains(Features::SUBGROUP) && info.subgroup_min_size == info.subgroup_max_size)
-                .then_some(info.subgroup_min_size),
+            subgroup_size: match info.backend {
+                // Apple's are all of 32, whatever bounds Metal tells; those of other makers have no matrices there.
+                wgpu::Backend::Metal if features.contains(Features::EXPERIMENTAL_COOPERATIVE_MATRIX) => Some(32),
+                _ => (features.contains(Features::SUBGROUP) && info.subgroup_min_size == info.subgroup_max_size)
+                    .then_some(info.subgroup_min_size),
+            },
             image_rows: image_rows(adapter),
             subgroups: features.contains(Features::SUBGROUP),
             f16: features.contains(Features::SHADER_F16),

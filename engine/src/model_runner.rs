@@ -13,7 +13,7 @@ use crate::config::EngineConfig;
 use crate::device::{self, Selected as Device};
 use crate::error::LoadError;
 use crate::kernels::{Activations, Gpu, KernelTimes, Plan};
-use crate::kv::{BLOCK_SIZE, BlockId, Load};
+use crate::kv::{BLOCK_SIZE, BlockId, Load, PayloadShape};
 use crate::model::{Decoder, ModelConfig};
 use crate::model_file::ModelFile;
 use crate::ops::ceiling::{self, Ceiling};
@@ -48,8 +48,8 @@ pub trait StepRunner {
     /// When the device fails.
     fn copied_out(&mut self) -> Result<Vec<Bytes>, DeviceError>;
 
-    /// Bytes of a block's canonical payload.
-    fn payload_bytes(&self) -> usize;
+    /// What a block's canonical payload is made of.
+    fn payload(&self) -> PayloadShape;
 
     /// What computes here: blocks of one class hold the same bits.
     fn numerics(&self) -> NumericsClass;
@@ -110,8 +110,8 @@ impl<R: StepRunner + ?Sized> StepRunner for Box<R> {
         (**self).copied_out()
     }
 
-    fn payload_bytes(&self) -> usize {
-        (**self).payload_bytes()
+    fn payload(&self) -> PayloadShape {
+        (**self).payload()
     }
 
     fn numerics(&self) -> NumericsClass {
@@ -151,7 +151,7 @@ impl<R: StepRunner + ?Sized> StepRunner for Box<R> {
 pub struct ModelRunner<O: Ops> {
     ops: O,
     model: Decoder<O>,
-    payload_bytes: usize,
+    payload: PayloadShape,
 }
 
 impl<O: Ops> ModelRunner<O> {
@@ -166,34 +166,54 @@ impl<O: Ops> ModelRunner<O> {
         // The warm-up's chunk has two tokens.
         let rows = (config.max_num_batched_tokens.max(2), max_logits_rows(config));
         let model = Decoder::load(&mut ops, file, model_config, config.quantize, rows, progress)?;
-        let mut runner = Self { ops, model, payload_bytes: sizes.layout.payload_bytes() };
-        runner.warm_up()?;
+        let mut runner = Self { ops, model, payload: sizes.layout.payload_shape() };
+        runner.warm_up(rows.0, config.max_num_seqs)?;
         Ok(runner)
     }
 
-    /// Runs a prefill and a decode on a scratch block, rehearsed first so that their kernels are compiled together, and
-    /// then in earnest, so that a broken one is found before the engine says it is ready. The block's contents are
-    /// overwritten by whoever gets it.
-    fn warm_up(&mut self) -> Result<(), DeviceError> {
-        let mut prefill = ModelInput::default();
-        prefill.push(&[0, 0], 0, &[0], BLOCK_SIZE);
-        prefill.select_last(Choice::Greedy);
-        let mut decode = ModelInput { num_decodes: 1, ..Default::default() };
-        decode.push(&[0], 2, &[0], BLOCK_SIZE);
-        decode.selections.push(every_choice());
+    /// Rehearses steps of every kind, so that their kernels are compiled together, and runs a prefill and a decode on a
+    /// scratch block in earnest, so that a broken kernel is found before the engine says it is ready. The block's contents
+    /// are overwritten by whoever gets it.
+    fn warm_up(&mut self, max_rows: usize, max_sequences: usize) -> Result<(), DeviceError> {
+        let prefill = step(0, 2);
+        let mut decode = step(1, 0);
+        decode.selections = vec![every_choice()];
         if self.ops.start_rehearsal() {
-            for input in [&prefill, &decode] {
+            // Long enough for any kernel of prompts, sequences side by side, and both in one step: what the settings allow.
+            let many = [step(0, MANY_ROWS), step(2, 0), step(1, 1), step(2, 2), step(MANY_ROWS, 0)];
+            let allowed = |input: &&ModelInput| input.num_rows() <= max_rows && input.sequences.len() <= max_sequences;
+            for input in [&prefill, &decode].into_iter().chain(many.iter().filter(allowed)) {
                 self.ops.begin(input)?;
                 self.model.forward(&mut self.ops)?;
                 // What is selected from logits that nobody computed is nothing.
                 drop(self.ops.select(self.model.logits()));
             }
+            let load = Load { block_id: 0, payload: vec![0; self.payload.bytes].into() };
+            self.ops.copy_blocks(&[0], &[load])?;
+            drop(self.ops.copied_out());
             self.ops.finish_rehearsal()?;
         }
         self.run(&prefill)?;
         self.run(&decode)?;
         Ok(())
     }
+}
+
+/// Rows of a rehearsed prompt, and sequences of a rehearsed step: kernels of many rows begin below.
+const MANY_ROWS: usize = 64;
+
+/// A step of so many sequences that decode and one whose prompt has so many tokens, all on the first block.
+fn step(num_decodes: usize, prompt_len: usize) -> ModelInput {
+    let mut input = ModelInput { num_decodes, ..Default::default() };
+    for _ in 0..num_decodes {
+        input.push(&[0], 2, &[0], BLOCK_SIZE);
+        input.select_last(Choice::Greedy);
+    }
+    if prompt_len > 0 {
+        input.push(&vec![0; prompt_len], 0, &vec![0; prompt_len.div_ceil(BLOCK_SIZE)], BLOCK_SIZE);
+        input.select_last(Choice::Greedy);
+    }
+    input
 }
 
 /// A selection that runs every kernel of the choice.
@@ -218,8 +238,8 @@ impl<O: Ops> StepRunner for ModelRunner<O> {
         self.ops.copied_out()
     }
 
-    fn payload_bytes(&self) -> usize {
-        self.payload_bytes
+    fn payload(&self) -> PayloadShape {
+        self.payload
     }
 
     fn numerics(&self) -> NumericsClass {
@@ -264,8 +284,8 @@ impl StepRunner for CpuRunner {
         self.0.copied_out()
     }
 
-    fn payload_bytes(&self) -> usize {
-        self.0.payload_bytes()
+    fn payload(&self) -> PayloadShape {
+        self.0.payload()
     }
 
     fn numerics(&self) -> NumericsClass {

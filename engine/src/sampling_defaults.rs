@@ -3,6 +3,8 @@
 //!
 //! Read once at start, given to requests at the HTTP edge.
 
+use protocol::openai::{usable_temperature, usable_top_p};
+
 use crate::model_file::{ModelFile, ModelFileError};
 
 /// Values for what a request leaves out.
@@ -37,7 +39,7 @@ impl SamplingDefaults {
             let key = format!("general.sampling.{key}");
             let Some(value) = file.optional(&key, "a number", |value| value.as_f64())? else { return Ok(None) };
             if is_valid(value) {
-                return Ok(Some(value as f32));
+                return Ok(Some(value));
             }
             Err(file.key_error(&key, format!("is {value}, must be {range}; --generation-config none leaves it out")))
         };
@@ -48,12 +50,12 @@ impl SamplingDefaults {
         let min_p = number("min_p", "0 to 1", |p| (0.0..=1.0).contains(&p))?;
         let penalty = number("penalty_repeat", "0.01 to 100", |p| (0.01..=100.0).contains(&p))?;
         Ok(Self {
-            temperature: temperature.unwrap_or(usual.temperature),
+            temperature: temperature.map_or(usual.temperature, usable_temperature),
             // 0 and -1 are all tokens.
             top_k: top_k.filter(|k| *k > 0.0).map(|k| k as usize),
-            top_p: top_p.unwrap_or(usual.top_p),
-            min_p: min_p.unwrap_or(usual.min_p),
-            repetition_penalty: penalty.unwrap_or(usual.repetition_penalty),
+            top_p: top_p.map_or(usual.top_p, usable_top_p),
+            min_p: min_p.map_or(usual.min_p, |p| p as f32),
+            repetition_penalty: penalty.map_or(usual.repetition_penalty, |p| p as f32),
         })
     }
 }

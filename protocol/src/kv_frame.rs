@@ -35,11 +35,14 @@ pub const MAX_PAYLOAD: usize = 64 << 20;
 pub struct NumericsClass([u8; 16]);
 
 impl NumericsClass {
-    /// The class of this name, cut to 16 bytes.
+    /// The class of this name.
+    ///
+    /// # Panics
+    /// On a name of more than 16 bytes, which would be another's.
     pub fn new(name: &str) -> Self {
         let mut bytes = [0; 16];
-        let len = name.len().min(16);
-        bytes[..len].copy_from_slice(&name.as_bytes()[..len]);
+        assert!(name.len() <= bytes.len(), "{name}: a class of numerics has up to 16 bytes");
+        bytes[..name.len()].copy_from_slice(name.as_bytes());
         Self(bytes)
     }
 }

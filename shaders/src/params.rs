@@ -45,7 +45,7 @@ params! {
     /// gather_rows
     GatherRows { width4: u32; pad: [u32; 3] }
     /// matmul
-    Matmul { num_rows: u32, row_start: u32, num_blocks: u32, num_tokens: u32, output_stride: u32, accumulate: u32, first_token: u32; pad: u32 }
+    Matmul { num_rows: u32, row_start: u32, num_blocks: u32, num_tokens: u32, output_stride: u32, accumulate: u32; pad: [u32; 2] }
     /// matmul_tiled
     MatmulTiled { num_rows: u32, row_start: u32, num_blocks: u32, num_tokens: u32, output_stride: u32, accumulate: u32, first_token: u32; pad: u32 }
     /// quantize_activations

@@ -1,8 +1,8 @@
 // Copies whole KV blocks of one layer out of the paged cache into their canonical order.
 //
 // Device layout of one layer's cache: [block, kv_head, offset, head_dim]; canonical: [layer, K then V, kv_head, offset,
-// head_dim] for each block, so that a block's part of one layer is contiguous in both. One invocation copies eight values
-// (one vec4<u32>) of K and of V.
+// head_dim] for each block (scales of bytes behind each head's rows), so that a block's part of one layer is contiguous in both. One invocation copies one
+// vec4<u32> of K and of V.
 
 struct Params {
     block_words4: u32,  // vec4<u32> of one block in one layer's K (or V)

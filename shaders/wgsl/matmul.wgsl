@@ -9,11 +9,11 @@ struct Params {
     num_rows: u32,       // rows of this shard
     row_start: u32,      // first output column of this shard
     num_blocks: u32,     // blocks of 32 along k
-    num_tokens: u32,     // end of the tokens
+    num_tokens: u32,
     output_stride: u32,  // columns of a whole output row
     accumulate: u32,
-    first_token: u32,
     pad0: u32,
+    pad1: u32,
 }
 
 @group(0) @binding(2) var<storage, read> input: array<vec4<f32>>;
@@ -51,7 +51,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     let column{{ r }} = min(row{{ r }}, params.num_rows - 1u);
     {% endfor %}
     {% for t in range(TOKENS) %}
-    let token{{ t }} = params.first_token + workgroup.y * {{ TOKENS }}u + {{ t }}u;
+    let token{{ t }} = workgroup.y * {{ TOKENS }}u + {{ t }}u;
     let base{{ t }} = min(token{{ t }}, params.num_tokens - 1u) * params.num_blocks * 8u;
     {% for r in range(ROWS) %}
     var sum_{{ r }}_{{ t }} = vec4<f32>(0.0);

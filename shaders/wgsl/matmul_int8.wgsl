@@ -1,4 +1,5 @@
-// As matmul, over activations that quantize_activations rounded to int8: a block of 32 is eight dot4I8Packed.
+// output[token, row] (+)= sum over k of weight[row, k] * input[token, k], over activations that quantize_activations rounded to int8:
+// a block of 32 is eight dot4I8Packed.
 //
 // With SHARE a workgroup is one subgroup of eight lanes, which load a block's activations together: for software adapters,
 // where every lane's load is a load. The integer sum of a block is exact; the f32 sum over blocks runs in block order, the same for one token or several.

@@ -1,16 +1,15 @@
+// As matmul, for many tokens on hardware: a workgroup computes TILE rows of TILE tokens, and all its lanes share what it stages
+// of both: a block of 32 along k at a time.
+//
+// ARITHMETIC is f32, which sums an element in matmul's order, slice by slice, so that nobody can tell them apart; f16, whose
+// products within a block are in half precision and whose sums over blocks are not; or matrix16 and matrix8, where subgroups
+// of 32 lanes multiply matrices of that size, of f16 into f32.
 {% if ARITHMETIC != "f32" %}
 enable f16;
 {% endif %}
 {% if ARITHMETIC in ["matrix8", "matrix16"] %}
 enable wgpu_cooperative_matrix;
 {% endif %}
-// As matmul, for the prompt tokens of a step on hardware: a workgroup computes TILE rows of TILE tokens, and all its lanes
-// share what it stages of both: a block of 32 along k at a time.
-//
-// ARITHMETIC is f32, which sums an element as matmul does but for its slices; f16, whose products within a block are in half
-// precision and whose sums over blocks are not; or matrix16 and matrix8, where subgroups of 32 lanes multiply matrices of
-// that size, of f16 into f32. Which it is depends on the adapter alone, so an element's sum does not depend on what is
-// beside it.
 
 struct Params {
     num_rows: u32,       // rows of this shard
@@ -29,6 +28,10 @@ struct Params {
 
 const TILE: u32 = 64u;
 const WORKGROUP_SIZE: u32 = 256u;
+{% if ARITHMETIC == "f32" %}
+// As many as matmul's on hardware.
+const SLICES: u32 = 8u;
+{% endif %}
 
 {% set IMAGE = 0 %}
 {% include "dequantize.wgsl" %}
@@ -48,7 +51,8 @@ fn store(token: u32, row: u32, sum: f32) {
 {% if ARITHMETIC != "f32" %}
 const LARGEST_HALF: f32 = 65504.0;
 
-// The nearest number of half precision. A large one stays finite; a NaN or an infinity stays what it is, so that it shows.
+// The nearest number of half precision. One that is too large becomes the largest; a NaN or an infinity stays what it is, so
+// that it shows, as do products that overflow.
 fn half(x: vec4<f32>) -> vec4<f16> {
     let is_large = abs(x) > vec4<f32>(LARGEST_HALF) & abs(x) < vec4<f32>(3.0e38);
     return vec4<f16>(select(x, sign(x) * LARGEST_HALF, is_large));
@@ -60,6 +64,7 @@ fn half(x: vec4<f32>) -> vec4<f16> {
 {# Matrices along a side of the tile, and those that each of eight subgroups has. #}
 {% set SIDE = 64 // N %}
 {% set OWN = SIDE * SIDE // 8 %}
+const NAN: u32 = 0x7fc00000u;
 // [row or token][k], and a matrix of results by subgroup.
 var<workgroup> rows: array<f16, {{ 64 * 32 }}>;
 var<workgroup> tokens: array<f16, {{ 64 * 32 }}>;
@@ -97,6 +102,40 @@ fn stage_token(token: u32, i: u32, values: vec4<f32>) {
 }
 {% endif %}
 
+{# What a lane adds up before it adds it to its sums: over a slice, or over a block in half precision. #}
+{% macro parts(scalar) %}
+{% for r in range(4) %}
+{% for t in range(4) %}
+var part{{ r }}_{{ t }} = vec4<{{ scalar }}>(0.0);
+{% endfor %}
+{% endfor %}
+{% endmacro %}
+{% macro products() %}
+{% for i in range(8) %}
+{
+    {% for n in range(4) %}
+    let w{{ n }} = rows[{{ 64 * i + 16 * n }}u + own_row];
+    let x{{ n }} = tokens[{{ 64 * i + 16 * n }}u + own_token];
+    {% endfor %}
+    {% for r in range(4) %}
+    {% for t in range(4) %}
+    part{{ r }}_{{ t }} = fma(w{{ r }}, x{{ t }}, part{{ r }}_{{ t }});
+    {% endfor %}
+    {% endfor %}
+}
+{% endfor %}
+{% endmacro %}
+{% macro sums() %}
+{% for r in range(4) %}
+{% for t in range(4) %}
+{
+    let part = vec4<f32>(part{{ r }}_{{ t }});
+    sum{{ r }}_{{ t }} += (part.x + part.y) + (part.z + part.w);
+}
+{% endfor %}
+{% endfor %}
+{% endmacro %}
+
 // Brings a block of the tile's rows and tokens in: a row by a lane of the first 64, a token's 32 values by eight lanes.
 fn stage(block: u32, first_row: u32, first_token: u32, lane: u32) {
     if (lane < TILE) {
@@ -122,6 +161,7 @@ fn main(
     {% if ARITHMETIC in ["matrix8", "matrix16"] %}
     @builtin(subgroup_id) subgroup: u32,
     @builtin(subgroup_invocation_id) subgroup_lane: u32,
+    @builtin(num_subgroups) num_subgroups: u32,
     {% endif %}
 ) {
     let first_row = workgroup.x * TILE;
@@ -152,7 +192,9 @@ fn main(
     workgroupBarrier();
     for (var i = subgroup_lane; i < {{ N * N }}u; i += 32u) {
         let token = first_token + own_token + {{ N * j }}u + i % {{ N }}u;
-        store(token, first_row + own_row + i / {{ N }}u, results[subgroup * {{ N * N }}u + i]);
+        // Of other subgroups than these nothing would be right, and a NaN says so.
+        let value = select(bitcast<u32>(results[subgroup * {{ N * N }}u + i]), NAN, num_subgroups != 8u);
+        store(token, first_row + own_row + i / {{ N }}u, bitcast<f32>(value));
     }
     workgroupBarrier();
     {% endfor %}
@@ -162,48 +204,33 @@ fn main(
     let own_token = lane / 16u;
     {% for r in range(4) %}
     {% for t in range(4) %}
-    var sum{{ r }}_{{ t }} = vec4<f32>(0.0);
+    var sum{{ r }}_{{ t }} = 0.0;
     {% endfor %}
     {% endfor %}
+    {% if ARITHMETIC == "f32" %}
+    for (var slice = 0u; slice < min(SLICES, params.num_blocks); slice++) {
+        {{ parts("f32") }}
+        for (var block = slice; block < params.num_blocks; block += SLICES) {
+            stage(block, first_row, first_token, lane);
+            workgroupBarrier();
+            {{ products() }}
+            workgroupBarrier();
+        }
+        {{ sums() }}
+    }
+    {% else %}
     for (var block = 0u; block < params.num_blocks; block++) {
         stage(block, first_row, first_token, lane);
         workgroupBarrier();
-        {% if ARITHMETIC == "f16" %}
-        {% for r in range(4) %}
-        {% for t in range(4) %}
-        var part{{ r }}_{{ t }} = vec4<f16>(0.0h);
-        {% endfor %}
-        {% endfor %}
-        {% endif %}
-        {% for i in range(8) %}
-        {
-            {% for n in range(4) %}
-            let w{{ n }} = rows[{{ 64 * i + 16 * n }}u + own_row];
-            let x{{ n }} = tokens[{{ 64 * i + 16 * n }}u + own_token];
-            {% endfor %}
-            {% for r in range(4) %}
-            {% for t in range(4) %}
-            {% set sum = "part" if ARITHMETIC == "f16" else "sum" %}
-            {{ sum }}{{ r }}_{{ t }} = fma(w{{ r }}, x{{ t }}, {{ sum }}{{ r }}_{{ t }});
-            {% endfor %}
-            {% endfor %}
-        }
-        {% endfor %}
-        {% if ARITHMETIC == "f16" %}
-        {% for r in range(4) %}
-        {% for t in range(4) %}
-        sum{{ r }}_{{ t }} += vec4<f32>(part{{ r }}_{{ t }});
-        {% endfor %}
-        {% endfor %}
-        {% endif %}
+        {{ parts("f16") }}
+        {{ products() }}
+        {{ sums() }}
         workgroupBarrier();
     }
+    {% endif %}
     {% for r in range(4) %}
     {% for t in range(4) %}
-    {
-        let s = (sum{{ r }}_{{ t }}.x + sum{{ r }}_{{ t }}.y) + (sum{{ r }}_{{ t }}.z + sum{{ r }}_{{ t }}.w);
-        store(first_token + own_token + {{ 16 * t }}u, first_row + own_row + {{ 16 * r }}u, s);
-    }
+    store(first_token + own_token + {{ 16 * t }}u, first_row + own_row + {{ 16 * r }}u, sum{{ r }}_{{ t }});
     {% endfor %}
     {% endfor %}
     {% endif %}

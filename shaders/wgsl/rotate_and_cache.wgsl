@@ -3,7 +3,7 @@
 // position.
 //
 // A row of qkv holds query heads, key heads, value heads. One workgroup a head of a token; a lane writes words (pairs of
-// neighbouring values). rotations[token, pair] = (cos, sin) of position * frequency, computed by the host in f64: the GPU's
+// neighbouring values; of bytes, the 64 whose scales share a word). rotations[token, pair] = (cos, sin) of position * frequency, computed by the host in f64: the GPU's
 // own sine loses digits at large positions. With pair_stride 1 a pair is two neighbours (x[2i], x[2i + 1]), the order of
 // GGUF's llama; with pair_stride = num_pairs it is one of each half (x[i], x[i + num_pairs]), everybody else's; values past
 // 2 * num_pairs stay. slot = block_id * BLOCK_SIZE + offset; one layer's cache is [block, kv_head, offset, head_dim],

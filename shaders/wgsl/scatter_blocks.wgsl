@@ -1,7 +1,7 @@
 // Copies whole KV blocks of one layer from their canonical order into the paged cache: the way back of gather_blocks.
 //
 // Canonical: [layer, K then V, kv_head, offset, head_dim] for each block; device layout of one layer's cache: [block, kv_head,
-// offset, head_dim]. No block id comes twice. One invocation copies eight values (one vec4<u32>) of K and of V.
+// offset, head_dim]. No block id comes twice. One invocation copies one vec4<u32> of K and of V.
 
 struct Params {
     block_words4: u32,  // vec4<u32> of one block in one layer's K (or V)

@@ -14,6 +14,8 @@ use serde_json::{Value, json};
 
 /// How long it may take to load a model, and to answer.
 const PATIENCE: Duration = Duration::from_secs(600);
+/// How long a question of its health may take.
+const HEALTH: Duration = Duration::from_secs(2);
 /// What of its complaints is shown.
 const SHOWN_BYTES: usize = 1200;
 
@@ -60,26 +62,32 @@ impl Peer {
             }
             _ => command.args(["-ngl", "99"]),
         };
-        command.args(settings.arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(complaints.try_clone()?);
+        let arguments = settings.arguments.iter().filter(|argument| !argument.is_empty());
+        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(complaints.try_clone()?);
         let child = command.spawn().with_context(|| format!("--peer {}", program.display()))?;
         let agent: ureq::Agent =
             ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).http_status_as_error(false).build().into();
         let mut peer = Self { child, complaints, address: format!("http://127.0.0.1:{port}"), agent };
         let started = Instant::now();
-        while !peer.is_ready() {
+        loop {
+            let is_ready = peer.is_ready();
+            // Whoever else answers on its port is not the peer.
             if let Some(status) = peer.child.try_wait()? {
                 bail!("--peer {} ended ({status}): {}", program.display(), peer.last_words());
+            }
+            if is_ready {
+                return Ok(peer);
             }
             if started.elapsed() > PATIENCE {
                 bail!("--peer {} is not ready after {PATIENCE:?}: {}", program.display(), peer.last_words());
             }
             std::thread::sleep(Duration::from_millis(100));
         }
-        Ok(peer)
     }
 
     fn is_ready(&self) -> bool {
-        self.agent.get(format!("{}/health", self.address)).call().is_ok_and(|answer| answer.status() == 200)
+        let asked = self.agent.get(format!("{}/health", self.address)).config().timeout_global(Some(HEALTH)).build();
+        asked.call().is_ok_and(|answer| answer.status() == 200)
     }
 
     fn last_words(&mut self) -> String {

@@ -38,10 +38,10 @@ fn check(harness: &mut Harness, tensor: &Tensor, matrix: &DeviceMatrix, shape: M
     let buffer = harness.upload(&input);
     let label = format!("matmul {:?} {}x{} {tokens} tokens {shape:?}", tensor.storage, tensor.rows, tensor.columns);
     let out = harness.output(tokens * tensor.rows);
-    matmul(&mut harness.encoder, shape, matrix, &buffer, &out.buffer, 0, tokens as u32, false).unwrap();
+    matmul(&mut harness.encoder, shape, matrix, &buffer, &out.buffer, tokens as u32, false).unwrap();
     harness.compare(&label, &out, &reference::matmul(&tensor.to_f32(), &input, tensor.columns, None), SUM);
     let out = harness.output_of(&previous);
-    matmul(&mut harness.encoder, shape, matrix, &buffer, &out.buffer, 0, tokens as u32, true).unwrap();
+    matmul(&mut harness.encoder, shape, matrix, &buffer, &out.buffer, tokens as u32, true).unwrap();
     let expected = reference::matmul(&tensor.to_f32(), &input, tensor.columns, Some(&previous));
     harness.compare(&format!("{label} accumulated"), &out, &expected, SUM);
 }
@@ -77,7 +77,7 @@ fn stacked(harness: &mut Harness) {
         let input = harness.random(tokens * 256);
         let (buffer, out) = (harness.upload(&input), harness.output(tokens * matrix.rows));
         let shape = harness.plans[1].matmul_shape(tokens);
-        matmul(&mut harness.encoder, shape, &matrix, &buffer, &out.buffer, 0, tokens as u32, false).unwrap();
+        matmul(&mut harness.encoder, shape, &matrix, &buffer, &out.buffer, tokens as u32, false).unwrap();
         let expected = reference::matmul(&dense, &input, 256, None);
         harness.compare(&format!("matmul stacked, {tokens} tokens"), &out, &expected, SUM);
     }
@@ -93,8 +93,8 @@ fn bits_do_not_depend_on_the_batch(harness: &mut Harness) {
             let alone_in = harness.upload(&input[..512]);
             let all_in = harness.upload(&input);
             let (alone, together) = (harness.output(96), harness.output(96 * 5));
-            matmul(&mut harness.encoder, plan.single, &matrix, &alone_in, &alone.buffer, 0, 1, false).unwrap();
-            matmul(&mut harness.encoder, plan.several, &matrix, &all_in, &together.buffer, 0, 5, false).unwrap();
+            matmul(&mut harness.encoder, plan.single, &matrix, &alone_in, &alone.buffer, 1, false).unwrap();
+            matmul(&mut harness.encoder, plan.several, &matrix, &all_in, &together.buffer, 5, false).unwrap();
             let label = format!("matmul {storage:?} alone and together");
             let (alone, together) = (harness.words(&label, &alone), harness.words(&label, &together));
             assert_eq!(alone, together[..96], "{label}");

@@ -4,7 +4,7 @@
 
 use crate::harness::{Harness, Tolerance};
 use crate::support::gguf_writer::random_tensor;
-use engine::kernels::{Arithmetic, DeviceMatrix, Placement, agrees, matmul_tiled};
+use engine::kernels::{Arithmetic, DeviceMatrix, Placement, agrees, matmul, matmul_tiled};
 use engine::model_file::{StorageType, Tensor};
 use shaders::reference;
 
@@ -56,5 +56,13 @@ fn check(harness: &mut Harness, arithmetic: Arithmetic, tensor: &Tensor, binding
             tensor.storage, tensor.rows, tensor.columns
         );
         harness.compare(&label, &out, &expected, Tolerance { abs, rel: 1e-4 });
+        if arithmetic == Arithmetic::F32 && first == 0 {
+            // As the product of few tokens on hardware, to the bit.
+            let plain = harness.output_of(&previous);
+            let shape = harness.plans[0].several;
+            let (encoder, output) = (&mut harness.encoder, &plain.buffer);
+            matmul(encoder, shape, &matrix, &buffer, output, end as u32, accumulate).unwrap();
+            harness.same_bits(&label, &plain, &out);
+        }
     }
 }

@@ -41,7 +41,7 @@ impl EngineLoop {
     /// Tells what this engine's blocks are, once its runner is there.
     pub(super) fn know_blocks<R: StepRunner>(&mut self, runner: &R) {
         let Some(&model) = self.fingerprint.get() else { return };
-        let kind = BlockKind { model, numerics: runner.numerics(), payload_bytes: runner.payload_bytes() };
+        let kind = BlockKind { model, numerics: runner.numerics(), payload: runner.payload() };
         self.kind = Some(kind);
         if let Some(offload) = &mut self.offload {
             offload.set_kind(kind);

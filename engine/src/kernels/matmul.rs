@@ -5,19 +5,16 @@ use shaders::{MATMUL, Shader, Value, Variant, params};
 use super::{Bindable, DeviceMatrix, Encoder, GpuBuffer, MatmulShape, Shard};
 use crate::ops::DeviceError;
 
-/// `output` (tokens × rows) (+)= `input` (tokens × columns) · `matrix`ᵀ for tokens `first_token..num_tokens`; one dispatch a
-/// shard.
+/// `output` (tokens × rows) (+)= `input` (tokens × columns) · `matrix`ᵀ; one dispatch a shard.
 ///
 /// # Errors
 /// When the kernel does not compile or the device has failed.
-#[expect(clippy::too_many_arguments, reason = "the op's operands")]
 pub fn matmul(
     encoder: &mut Encoder,
     shape: MatmulShape,
     matrix: &DeviceMatrix,
     input: &GpuBuffer,
     output: &GpuBuffer,
-    first_token: u32,
     num_tokens: u32,
     accumulate: bool,
 ) -> Result<(), DeviceError> {
@@ -34,14 +31,12 @@ pub fn matmul(
             num_tokens,
             output_stride: matrix.rows as u32,
             accumulate: accumulate.into(),
-            first_token,
             ..Default::default()
         };
         let bound: [&dyn Bindable; 4] = [&shard.weights, &shard.scales, input, output];
-        let tokens = num_tokens - first_token;
-        let work = u64::from(tokens) * u64::from(shard.num_rows) * matrix.columns as u64;
+        let work = tokens * u64::from(shard.num_rows) * matrix.columns as u64;
         // Lanes of other slices have the same rows.
-        let [x, y, z] = grid(shape, shard.num_rows * shape.slices, tokens);
+        let [x, y, z] = grid(shape, shard.num_rows * shape.slices, num_tokens);
         encoder.dispatch(&kernel, &bound, &params, [x, y, z], work)?;
     }
     Ok(())

@@ -97,7 +97,7 @@ pub fn agrees(gpu: &Gpu, encoder: &mut Encoder, plan: &Plan, arithmetic: Arithme
     let outputs = [(); 2].map(|()| gpu.upload("a trial", bytemuck::cast_slice(&unwritten)));
     let [expected, got] = outputs;
     let (expected, got) = (expected?, got?);
-    matmul(encoder, plan.several, &matrix, &input, &expected, 0, tokens as u32, false)?;
+    matmul(encoder, plan.several, &matrix, &input, &expected, tokens as u32, false)?;
     let tried = matmul_tiled(encoder, arithmetic, &matrix, &input, &got, 0, tokens as u32, false);
     if let Err(error) = tried {
         tracing::warn!(%error, arithmetic = arithmetic.word(), "an arithmetic of this adapter does not work");

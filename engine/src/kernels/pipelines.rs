@@ -5,6 +5,7 @@
 //! compiled at the end.
 
 use std::collections::HashMap;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -127,7 +128,9 @@ impl Pipelines {
             None => variant.render().map_err(|error| refused(error.to_string()))?,
         };
         let device = &self.gpu.device;
-        let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
+        // What naga refuses is the one kind of error, what a backend or a driver makes nothing of is the other.
+        let scopes =
+            [wgpu::ErrorFilter::Validation, wgpu::ErrorFilter::Internal].map(|kind| device.push_error_scope(kind));
         let descriptor =
             wgpu::ShaderModuleDescriptor { label: Some(label), source: wgpu::ShaderSource::Wgsl(source.into()) };
         // SAFETY: the checks left out guard against out-of-range indices and endless loops. The catalogue's kernels index
@@ -150,11 +153,22 @@ impl Pipelines {
             },
             cache: self.on_disk.as_ref().map(|on_disk| &on_disk.cache),
         });
-        if let Some(error) = block_on(scope.pop()) {
+        // The last is the first to go.
+        let errors: Vec<_> = scopes.into_iter().rev().filter_map(|scope| block_on(scope.pop())).collect();
+        if let Some(error) = errors.first() {
             return Err(refused(error.to_string()));
         }
         self.gpu.check()?;
         Ok(Compiled { pipeline, layout })
+    }
+}
+
+impl Drop for Pipelines {
+    /// Keeps what was compiled after the rehearsal, too.
+    fn drop(&mut self) {
+        if let Some(on_disk) = self.on_disk.as_mut().filter(|_| self.gpu.check().is_ok()) {
+            on_disk.save();
+        }
     }
 }
 
@@ -206,7 +220,8 @@ impl OnDisk {
 
 /// The data of a whole file.
 fn read(path: &Path) -> Option<Vec<u8>> {
-    if std::fs::metadata(path).ok()?.len() > MAX_FILE_BYTES {
+    let metadata = std::fs::metadata(path).ok()?;
+    if !metadata.is_file() || metadata.len() > MAX_FILE_BYTES {
         return None;
     }
     let mut file = std::fs::read(path).ok()?;
@@ -222,11 +237,10 @@ fn read(path: &Path) -> Option<Vec<u8>> {
 fn write(path: &Path, checksum: &[u8], data: &[u8]) -> std::io::Result<()> {
     let directory = path.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(directory)?;
-    let new = path.with_extension(std::process::id().to_string());
-    std::fs::write(&new, [checksum, data].concat()).and_then(|()| std::fs::rename(&new, path)).inspect_err(|_| {
-        // What is left of it is in nobody's way.
-        drop(std::fs::remove_file(&new));
-    })
+    let mut new = tempfile::NamedTempFile::new_in(directory)?;
+    new.write_all(checksum)?;
+    new.write_all(data)?;
+    new.persist(path).map(drop).map_err(|error| error.error)
 }
 
 fn overriding_text(shader: &Shader) -> Option<Result<String, String>> {

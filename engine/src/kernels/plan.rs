@@ -1,7 +1,7 @@
 //! Which variant of each kernel runs: one pure choice at start from what the adapter is.
 //!
 //! Made by the ops, read by the wrappers. Software adapters do loads lane by lane, so there the matrix kernels take
-//! several rows a lane and int8 activations; on hardware one row a lane keeps neighbouring loads together.
+//! several rows a lane and int8 activations; on hardware lanes share rows, and many tokens share tiles.
 
 use shaders::{Value, Variant};
 
@@ -14,6 +14,9 @@ pub const SPLIT: u32 = 64;
 
 /// Lanes that share loads: the subgroup of Mesa's software adapters.
 const SHARING_LANES: u32 = 8;
+
+/// Half a tile: below, most of its lanes would have nothing to do.
+const TILED_ROWS: u32 = 32;
 
 /// How activations enter a matrix product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +53,9 @@ pub struct Plan {
     pub single: MatmulShape,
     /// Several rows of the step.
     pub several: MatmulShape,
-    /// The rows of prompts, where those have a kernel of their own.
+    /// Rows of a step from which on a product is tiled; as `several` it sums, so nothing else shows. `None` is never.
+    pub tiled_rows: Option<u32>,
+    /// The rows of prompts, where those are computed in an arithmetic of their own.
     pub prefill: Option<Arithmetic>,
     /// How kernels that reduce a row add up.
     pub sum: &'static str,
@@ -84,7 +89,7 @@ impl Plan {
                 activations: Activations::Int8,
                 single: shape,
                 several: MatmulShape { tokens: if share { 8 } else { 4 }, ..shape },
-                prefill: None,
+                tiled_rows: None,
                 sum: if share { "subgroup" } else { "memory" },
                 max_work: 200_000_000,
                 // One vector of the CPU: a workgroup of more is run by one thread and takes turns at barriers.
@@ -110,9 +115,7 @@ impl Plan {
     pub fn with_activations(mut self, activations: Activations, traits: Traits) -> Self {
         self.activations = activations;
         self.prefill = match activations {
-            Activations::Int8 => None,
-            // Software adapters have nothing to share a tile with.
-            Activations::F32 => (!traits.software).then_some(Arithmetic::F32),
+            Activations::F32 | Activations::Int8 => None,
             Activations::F16 => {
                 // Of which weights lie in buffers.
                 self.image_rows = None;
@@ -143,7 +146,8 @@ impl Plan {
             activations: Activations::F32,
             single: MatmulShape { rows: 1, tokens: 1, workgroup_size: 256, slices: 8, share: false },
             several: MatmulShape { rows: 1, tokens: 8, workgroup_size: 256, slices: 8, share: false },
-            prefill: Some(Arithmetic::F32),
+            tiled_rows: Some(TILED_ROWS),
+            prefill: None,
             sum: "memory",
             workgroup_size: 64,
             reduce_size: 256,
@@ -230,10 +234,10 @@ mod tests {
         assert_eq!(prefill(TENSOR), Some(Arithmetic::Matrix16));
         assert_eq!(prefill(Traits { matrix_size: Some(8), ..TENSOR }), Some(Arithmetic::Matrix8));
         for traits in [Traits { subgroup_size: Some(64), ..TENSOR }, Traits { f16: false, ..TENSOR }, HARDWARE] {
-            assert_eq!(prefill(traits), Some(Arithmetic::F32), "{traits:?}");
+            assert_eq!(prefill(traits), None, "{traits:?}");
         }
         let asked = |activations| Plan::choose(TENSOR).with_activations(activations, TENSOR).prefill;
-        assert_eq!([asked(Activations::F32), asked(Activations::Int8)], [Some(Arithmetic::F32), None]);
+        assert_eq!([asked(Activations::F32), asked(Activations::Int8)], [None, None]);
         let halves = Plan::choose(MESA).with_activations(Activations::F16, MESA);
         assert_eq!((halves.prefill, halves.image_rows, halves.arithmetic()), (Some(Arithmetic::F16), None, "f16"));
     }
@@ -254,7 +258,12 @@ mod tests {
             assert!(known.contains(&label), "{label} is not validated");
         };
         let buffers = Traits { image_rows: None, ..MESA };
-        for plan in [SOFTWARE, MESA, buffers, HARDWARE, Traits::default(), TENSOR].map(Plan::choose) {
+        let adapters = [SOFTWARE, MESA, buffers, HARDWARE, Traits::default(), TENSOR];
+        let asked = adapters.iter().flat_map(|&traits| {
+            let all = [Activations::F32, Activations::F16, Activations::Int8];
+            all.map(|activations| Plan::choose(traits).with_activations(activations, traits))
+        });
+        for plan in adapters.map(Plan::choose).into_iter().chain(asked) {
             let image = u32::from(plan.image_rows.is_some());
             for shape in [plan.single, plan.several] {
                 let MatmulShape { rows, tokens, workgroup_size, slices, share } = shape;
@@ -262,7 +271,7 @@ mod tests {
                     let matrix = format!("FORMAT={format},IMAGE={image},ROWS={rows}");
                     let values = format!("{matrix},SLICES={slices},TOKENS={tokens},WORKGROUP_SIZE={workgroup_size}");
                     has("matmul", &values);
-                    if let Some(arithmetic) = plan.prefill {
+                    for arithmetic in plan.prefill.into_iter().chain(plan.tiled_rows.map(|_| Arithmetic::F32)) {
                         has("matmul_tiled", &format!("ARITHMETIC={},FORMAT={format}", arithmetic.word()));
                     }
                     if format.starts_with('q') {

@@ -36,6 +36,30 @@ impl KvCacheDtype {
     }
 }
 
+/// What a block's canonical payload is made of: heads of equal bytes, in each of which halves (f16) lie behind the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PayloadShape {
+    /// Bytes of the payload.
+    pub bytes: usize,
+    /// Bytes of a head.
+    head_bytes: usize,
+    /// Where its halves begin: at its end where it has none.
+    first_half: usize,
+}
+
+impl PayloadShape {
+    /// So many bytes of which nothing is known.
+    pub fn opaque(bytes: usize) -> Self {
+        Self { bytes, head_bytes: bytes.max(1), first_half: bytes.max(1) }
+    }
+
+    /// Whether all halves of a payload are finite: none has all bits of its exponent set.
+    pub fn is_finite(&self, payload: &[u8]) -> bool {
+        let finite = |half: &[u8]| half[1] & 0x7c != 0x7c;
+        payload.chunks_exact(self.head_bytes).all(|head| head[self.first_half..].chunks_exact(2).all(finite))
+    }
+}
+
 /// Values that have a scale together.
 pub const SCALED_VALUES: usize = 32;
 
@@ -87,6 +111,15 @@ impl KvLayout {
         self.block_bytes() * 2 * self.num_layers
     }
 
+    /// What such a payload is made of.
+    pub fn payload_shape(&self) -> PayloadShape {
+        let first_half = match self.dtype {
+            KvCacheDtype::F16 => 0,
+            KvCacheDtype::Q8_0 => self.block_size * self.head_dim,
+        };
+        PayloadShape { bytes: self.payload_bytes(), head_bytes: self.head_bytes(), first_half }
+    }
+
     /// Bytes of one layer's K (or V) buffer.
     pub fn layer_bytes(&self) -> u64 {
         (self.num_blocks * self.block_bytes()) as u64
@@ -97,11 +130,11 @@ impl KvLayout {
         self.layer_bytes() * 2 * self.num_layers as u64
     }
 
-    /// What the cache adds to the name of a device's arithmetic: blocks of one type are no others'.
+    /// What the cache adds to the name of a device's arithmetic, a letter: blocks of one type are no others'.
     pub fn numerics(&self) -> &'static str {
         match self.dtype {
             KvCacheDtype::F16 => "",
-            KvCacheDtype::Q8_0 => "-kv8",
+            KvCacheDtype::Q8_0 => "q",
         }
     }
 
@@ -109,5 +142,49 @@ impl KvLayout {
     pub fn head_of(&self, slot: usize, kv_head: usize) -> (usize, usize) {
         let (block_id, offset) = (slot / self.block_size, slot % self.block_size);
         ((block_id * self.num_kv_heads + kv_head) * self.head_bytes(), offset)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::f16;
+
+    #[test]
+    fn a_nan_or_an_infinity_is_seen_where_halves_lie() {
+        for dtype in [KvCacheDtype::F16, KvCacheDtype::Q8_0] {
+            let layout = KvLayout {
+                num_layers: 2,
+                num_blocks: 1,
+                num_heads: 2,
+                num_kv_heads: 2,
+                head_dim: 32,
+                block_size: 16,
+                dtype,
+            };
+            let shape = layout.payload_shape();
+            assert_eq!(shape.bytes, layout.payload_bytes());
+            let mut payload = vec![0u8; shape.bytes];
+            // The last half of the third head of eight.
+            let last = 3 * layout.head_bytes() - 2;
+            for (value, is_finite) in [(65_504.0, true), (-6e-8, true), (f32::NAN, false), (f32::NEG_INFINITY, false)] {
+                payload[last..][..2].copy_from_slice(&f16::from_f32(value).to_le_bytes());
+                assert_eq!(shape.is_finite(&payload), is_finite, "{dtype:?} {value}");
+            }
+        }
+        // Codes are no halves: -1 twice would be a NaN.
+        let layout = KvLayout {
+            num_layers: 1,
+            num_blocks: 1,
+            num_heads: 1,
+            num_kv_heads: 1,
+            head_dim: 32,
+            block_size: 16,
+            dtype: KvCacheDtype::Q8_0,
+        };
+        let mut payload = vec![0xff; 16 * 32];
+        payload.resize(layout.payload_bytes(), 0);
+        assert!(layout.payload_shape().is_finite(&payload));
+        assert!(PayloadShape::opaque(7).is_finite(&[0xff; 7]) && PayloadShape::opaque(0).is_finite(&[]));
     }
 }

@@ -9,5 +9,5 @@ mod staged;
 pub use block_copies::{BlockCopies, BlockName, COPY_BYTES, Load, Store};
 pub use block_manager::{BlockManager, BlockTable};
 pub use block_pool::{BlockId, BlockPool};
-pub use kv_cache::{BLOCK_SIZE, KvCacheDtype, KvLayout, SCALED_VALUES};
+pub use kv_cache::{BLOCK_SIZE, KvCacheDtype, KvLayout, PayloadShape, SCALED_VALUES};
 pub use staged::{Staged, StagedBlock};

@@ -21,7 +21,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use crate::kv::{BLOCK_SIZE, BlockName, StagedBlock, Store};
+use crate::kv::{BLOCK_SIZE, BlockName, PayloadShape, StagedBlock, Store};
 use crate::metrics::EngineMetrics;
 use crate::scheduler::{MAX_STORES, Wanted};
 use crate::sequence::RequestId;
@@ -101,8 +101,8 @@ pub(crate) struct BlockKind {
     pub(crate) model: ModelFingerprint,
     /// What makes them here.
     pub(crate) numerics: NumericsClass,
-    /// Bytes of a canonical payload.
-    pub(crate) payload_bytes: usize,
+    /// What a canonical payload is made of.
+    pub(crate) payload: PayloadShape,
 }
 
 impl BlockKind {
@@ -135,7 +135,7 @@ impl Offload {
             Some(kind) => blocks.iter().map(|name| kind.identity(name)).collect(),
             None => Vec::new(),
         };
-        let payload_bytes = self.kind.map_or(0, |kind| kind.payload_bytes);
+        let payload_bytes = self.kind.map_or(0, |kind| kind.payload.bytes);
         self.num_fetches += 1;
         let number = self.num_fetches;
         let asked = Instant::now();
@@ -217,7 +217,7 @@ impl Offload {
     /// Whether another batch may go down now.
     pub(crate) fn can_put(&self) -> bool {
         let Some(kind) = &self.kind else { return false };
-        let kib = (MAX_STORES * kind.payload_bytes).div_ceil(1024).min(PUT_KIB);
+        let kib = (MAX_STORES * kind.payload.bytes).div_ceil(1024).min(PUT_KIB);
         !self.puts.is_closed() && self.puts.capacity() > 0 && self.put_room.available_permits() >= kib
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use cache_tier::{Store as _, TieredStore};
-use protocol::{KvFrame, NumericsClass, PutOutcome, PutReason};
+use protocol::{KvFrame, PutOutcome, PutReason};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use super::BlockKind;
@@ -63,7 +63,7 @@ async fn put(
     let mut by_reason: [Vec<KvFrame>; PutReason::ALL.len()] = Default::default();
     for (store, payload) in stores.into_iter().zip(payloads) {
         // What a step computed wrongly must not be found by others, now or after a restart.
-        if kind.numerics != NumericsClass::new("sim") && !is_finite(&payload) {
+        if !kind.payload.is_finite(&payload) {
             tracing::warn!(block = %store.name.hash, "a KV block that holds a NaN or an infinity is not kept");
             continue;
         }
@@ -81,26 +81,6 @@ async fn put(
                 let is_kept = matches!(outcome, PutOutcome::Stored | PutOutcome::Present);
                 *(if is_kept { &mut drained.kept } else { &mut drained.lost }) += 1;
             }
-        }
-    }
-}
-
-/// Whether all f16 values are finite: none has all bits of its exponent set.
-fn is_finite(payload: &[u8]) -> bool {
-    payload.chunks_exact(2).all(|value| value[1] & 0x7c != 0x7c)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use half::f16;
-
-    #[test]
-    fn a_nan_or_an_infinity_is_seen() {
-        let bytes = |values: &[f32]| values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect::<Vec<u8>>();
-        assert!(is_finite(&bytes(&[0.0, -1.5, 65_504.0, 6e-8])));
-        for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            assert!(!is_finite(&bytes(&[1.0, wrong, 2.0])));
         }
     }
 }

@@ -9,7 +9,7 @@ use protocol::NumericsClass;
 
 use super::profile::SimProfile;
 use crate::batch::{Choice, ModelInput, Selected, SequenceInput, TokenLogprob};
-use crate::kv::{BLOCK_SIZE, BlockId, Load};
+use crate::kv::{BLOCK_SIZE, BlockId, Load, PayloadShape};
 use crate::model_runner::StepRunner;
 use crate::ops::DeviceError;
 use crate::sampler::mix;
@@ -144,8 +144,8 @@ impl StepRunner for SimRunner {
         Ok(std::mem::take(&mut self.outgoing))
     }
 
-    fn payload_bytes(&self) -> usize {
-        PAYLOAD_BYTES
+    fn payload(&self) -> PayloadShape {
+        PayloadShape::opaque(PAYLOAD_BYTES)
     }
 
     fn numerics(&self) -> NumericsClass {

@@ -20,4 +20,4 @@ pub use response::{
     Completion, CompletionChoice, CompletionLogprobs, Model, ModelList, Usage,
 };
 pub use routed::RoutedRequest;
-pub use sampling::SamplingFields;
+pub use sampling::{SamplingFields, usable_temperature, usable_top_p};

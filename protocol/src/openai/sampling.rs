@@ -67,6 +67,16 @@ pub(super) const MAX_N: usize = 128;
 const LEAST_TEMPERATURE: f64 = 0.01;
 /// A lower part is raised to it: what is less than the likeliest token's share is that token anyway.
 const LEAST_TOP_P: f64 = 1e-6;
+/// A temperature, 0 or more, as it is used.
+pub fn usable_temperature(temperature: f64) -> f32 {
+    if temperature > 0.0 { temperature.max(LEAST_TEMPERATURE) as f32 } else { 0.0 }
+}
+
+/// A top-p above 0 as it is used.
+pub fn usable_top_p(top_p: f64) -> f32 {
+    top_p.max(LEAST_TOP_P) as f32
+}
+
 /// Bytes of a `cache_salt`.
 const MAX_SALT_BYTES: usize = 1024;
 
@@ -111,9 +121,9 @@ impl SamplingFields {
             FieldError::new("min_tokens", format!("must be 0 to {most}, got {min_tokens}"))
         })?;
         Ok(Self {
-            temperature: temperature.map(|t| if t > 0.0 { t.max(LEAST_TEMPERATURE) as f32 } else { 0.0 }),
+            temperature: temperature.map(usable_temperature),
             top_k,
-            top_p: top_p.map(|p| p.max(LEAST_TOP_P) as f32),
+            top_p: top_p.map(usable_top_p),
             min_p: min_p.map(|p| p as f32),
             repetition_penalty: repetition.map(|p| p as f32),
             presence_penalty: penalty("presence_penalty")?.unwrap_or(0.0) as f32,

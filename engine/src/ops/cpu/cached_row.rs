@@ -26,6 +26,9 @@ pub(super) fn store(layout: &KvLayout, cache: &mut [u16], slot: usize, kv_head: 
     }
 }
 
+/// A scale of more is too near to what f16 holds; `rotate_and_cache.wgsl` has it too.
+const LARGEST_PEAK: f32 = 8.0e6;
+
 /// Halves that a row's scales take: whole words.
 fn scales_a_row(head_dim: usize) -> usize {
     2 * head_dim.div_ceil(2 * SCALED_VALUES)
@@ -35,7 +38,7 @@ fn scales_a_row(head_dim: usize) -> usize {
 fn round(values: &[f32; SCALED_VALUES], codes: &mut [i8; SCALED_VALUES]) -> f16 {
     let peak = values.iter().fold(0.0f32, |peak, value| peak.max(value.abs()));
     let scale = f16::from_f32(peak / 127.0);
-    if !values.iter().all(|value| value.is_finite()) || !scale.is_finite() {
+    if !values.iter().all(|value| value.is_finite()) || peak > LARGEST_PEAK {
         return f16::NAN;
     }
     let inverse = if scale > f16::ZERO { 1.0 / scale.to_f32() } else { 0.0 };

@@ -110,9 +110,9 @@ impl WgpuOps {
         pipeline_cache.into_iter().for_each(|directory| encoder.keep_pipelines(directory));
         let matrices = [Arithmetic::Matrix8, Arithmetic::Matrix16];
         if let Some(arithmetic) = plan.prefill.filter(|arithmetic| matrices.contains(arithmetic))
-            && !kernels::agrees(&gpu, &mut encoder, &plan, arithmetic)?
+            && !kernels::agrees(&gpu, &mut encoder, &plan, arithmetic).map_err(failed_trial)?
         {
-            plan.prefill = Some(Arithmetic::F32);
+            plan.prefill = None;
         }
         Ok(Self {
             encoder,
@@ -139,6 +139,15 @@ impl WgpuOps {
         }
     }
 }
+
+/// A device that fails in the trial of its matrix units can be used without them.
+fn failed_trial(error: DeviceError) -> DeviceError {
+    let what = "the trial of the adapter's matrix units, which --activations f32 does without".to_owned();
+    DeviceError::Refused { what, reason: error.to_string() }
+}
+
+/// To be raised by every change of kernels that changes the bits of keys or values.
+const KERNELS_REVISION: u32 = 2;
 
 /// Bytes of one split's partial results, all heads.
 pub fn partial_bytes(layout: &KvLayout) -> u64 {
@@ -216,7 +225,7 @@ impl Ops for WgpuOps {
     ) -> Result<(), DeviceError> {
         output.written();
         let num_rows = self.num_rows(rows);
-        let shape = self.plan.matmul_shape(num_rows as usize);
+        let shape = |rows: u32| self.plan.matmul_shape(rows as usize);
         let accumulate = write == Write::Accumulate;
         let encoder = &mut self.encoder;
         match &input.rounded {
@@ -227,24 +236,44 @@ impl Ops for WgpuOps {
                     kernels::quantize_activations(encoder, &self.plan, &input.values, codes, scales, num_blocks)?;
                 }
                 let (codes, scales) = (&rounded.codes, &rounded.block_scales);
-                kernels::matmul_int8(encoder, shape, matrix, codes, scales, &output.values, num_rows, accumulate)
+                kernels::matmul_int8(
+                    encoder,
+                    shape(num_rows),
+                    matrix,
+                    codes,
+                    scales,
+                    &output.values,
+                    num_rows,
+                    accumulate,
+                )
             }
             _ => {
-                // Rows of decodes come first. A prompt's rows have their kernel whatever is beside them.
                 let (input, output) = (&input.values, &output.values);
-                let tiled = self.plan.prefill.filter(|_| matches!(rows, Rows::Step));
-                let num_decodes = if tiled.is_some() { self.input.num_decodes as u32 } else { num_rows };
-                if num_decodes > 0 {
-                    let shape = self.plan.matmul_shape(num_decodes as usize);
-                    kernels::matmul(encoder, shape, matrix, input, output, 0, num_decodes, accumulate)?;
-                }
-                match tiled.filter(|_| num_decodes < num_rows) {
-                    None => Ok(()),
-                    Some(arithmetic) => {
-                        let first = num_decodes;
-                        kernels::matmul_tiled(encoder, arithmetic, matrix, input, output, first, num_rows, accumulate)
+                let mut plain = |end: u32| match self.plan.tiled_rows.filter(|least| end >= *least) {
+                    Some(_) => {
+                        kernels::matmul_tiled(encoder, Arithmetic::F32, matrix, input, output, 0, end, accumulate)
                     }
+                    None => kernels::matmul(encoder, shape(end), matrix, input, output, end, accumulate),
+                };
+                // Rows of decodes come first. A prompt's have their arithmetic, whatever is beside them.
+                let (Some(arithmetic), Rows::Step) = (self.plan.prefill, rows) else { return plain(num_rows) };
+                let num_decodes = self.input.num_decodes as u32;
+                if num_decodes > 0 {
+                    plain(num_decodes)?;
                 }
+                if num_decodes < num_rows {
+                    kernels::matmul_tiled(
+                        encoder,
+                        arithmetic,
+                        matrix,
+                        input,
+                        output,
+                        num_decodes,
+                        num_rows,
+                        accumulate,
+                    )?;
+                }
+                Ok(())
             }
         }
     }
@@ -390,10 +419,10 @@ impl Ops for WgpuOps {
     }
 
     fn numerics(&self) -> String {
-        let activations = self.plan.arithmetic();
-        // Adapters and their drivers' compilers differ in what they make of one shader.
-        let adapter = blake3::hash(self.gpu.info.adapter.as_bytes()).to_hex();
-        format!("gpu-{activations}-{}{}", &adapter[..6], self.layout.numerics())
+        // Adapters and their drivers' compilers differ in what they make of one shader, and so do our own revisions.
+        let info = &self.gpu.info;
+        let hash = blake3::hash(format!("{}\n{}\n{KERNELS_REVISION}", info.adapter, info.driver).as_bytes()).to_hex();
+        format!("gpu-{}{}-{}", self.plan.arithmetic(), self.layout.numerics(), &hash[..6])
     }
 
     fn start_rehearsal(&mut self) -> bool {
