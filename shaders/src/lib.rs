@@ -69,7 +69,7 @@ catalogue! {
     GATHER_BLOCKS "gather_blocks" [Read, Read, Read, ReadWrite, Params] ["WORKGROUP_SIZE"];
     SCATTER_BLOCKS "scatter_blocks" [Read, Read, ReadWrite, ReadWrite, Params] ["WORKGROUP_SIZE"];
     PAGED_ATTENTION_DECODE "paged_attention_decode" [Read, Read, Read, Read, Read, Read, ReadWrite, Params]
-        ["BLOCK_SIZE", "HEADS", "HEAD_DIM", "KV", "SPLIT", "WORKGROUP_SIZE"];
+        ["BLOCK_SIZE", "HEADS", "HEAD_DIM", "KV", "SPLIT", "TEAM", "WORKGROUP_SIZE"];
     PAGED_ATTENTION_REDUCE "paged_attention_reduce" [Read, Read, ReadWrite, ReadWrite, ReadWrite, Params]
         ["HEAD_DIM", "QUANTIZE", "WORKGROUP_SIZE"];
     PAGED_ATTENTION_PREFILL "paged_attention_prefill" [Read, Read, Read, Read, Read, Read, ReadWrite, Params]
@@ -97,6 +97,7 @@ pub static INCLUDES: &[(&str, &str)] = &[
     ("quantize.wgsl", include_str!("../wgsl/quantize.wgsl")),
     ("sum.wgsl", include_str!("../wgsl/sum.wgsl")),
     ("attend.wgsl", include_str!("../wgsl/attend.wgsl")),
+    ("decode_team.wgsl", include_str!("../wgsl/decode_team.wgsl")),
     ("cached_row.wgsl", include_str!("../wgsl/cached_row.wgsl")),
     ("load_row.wgsl", include_str!("../wgsl/load_row.wgsl")),
 ];

@@ -88,13 +88,14 @@ fn caches(head_dim: u32) -> impl Iterator<Item = &'static str> {
 
 /// Of one of the attention kernels: by width of a head.
 fn attention(shader: &'static crate::Shader) -> Vec<Variant> {
-    let decode = |head_dim, kv, (heads, size)| {
+    let decode = |head_dim, kv, (heads, team, size)| {
         let values = [
             ("BLOCK_SIZE", Number(BLOCK_SIZE)),
             ("HEADS", Number(heads)),
             ("HEAD_DIM", Number(head_dim)),
             ("KV", Word(kv)),
             ("SPLIT", Number(64)),
+            ("TEAM", Number(team)),
             ("WORKGROUP_SIZE", Number(size)),
         ];
         Variant::new(shader, &values)
@@ -116,12 +117,12 @@ fn attention(shader: &'static crate::Shader) -> Vec<Variant> {
     };
     let rounds = |&(head_dim, (quantize, _)): &(u32, (u32, u32))| quantize == 0 || head_dim % 32 == 0;
     let cached = || head_dims().flat_map(|head_dim| caches(head_dim).map(move |kv| (head_dim, kv)));
-    // One head a lane on hardware, up to four on software adapters.
-    let decodes = [(1, 32), (1, 8), (2, 8), (3, 8), (4, 8)];
+    // On software adapters up to four heads a lane; on hardware up to eight a workgroup for decodes, one a lane for prompts.
+    let decodes = || (1..=4).map(|heads| (heads, 0, 8)).chain((1..=8).map(|heads| (heads, 1, 64)));
     let prefills = || (1..=4).flat_map(|heads| [(heads, 32, 0), (heads, 8, 1)]);
     match shader.name {
         name if name == PAGED_ATTENTION_DECODE.name => {
-            cached().flat_map(|(head_dim, kv)| decodes.map(|of| decode(head_dim, kv, of))).collect()
+            cached().flat_map(|(head_dim, kv)| decodes().map(move |of| decode(head_dim, kv, of))).collect()
         }
         name if name == PAGED_ATTENTION_REDUCE.name => {
             pairs(head_dims(), [(0, 64), (0, 8), (1, 64), (1, 8)]).filter(rounds).map(reduce).collect()

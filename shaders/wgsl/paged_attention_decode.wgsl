@@ -1,7 +1,7 @@
 // Attention of one query token a sequence over its block table, in splits of a constant SPLIT tokens.
 //
-// One invocation handles HEADS heads of one KV head of one (sequence, split) without a barrier and leaves a partial result
-// of each: [HEAD_DIM accumulators, maximum, sum, 2 unused]; paged_attention_reduce merges the splits of a sequence in order.
+// One invocation handles HEADS heads of one KV head of one (sequence, split) without a barrier, or with TEAM, on hardware, one
+// workgroup does. It leaves a partial result of each head: [HEAD_DIM accumulators, maximum, sum, 2 unused]; paged_attention_reduce merges the splits of a sequence in order.
 // splits[i] = (sequence, split index within the sequence). The split length is constant, so the order in which a head
 // is reduced depends on its context length alone.
 
@@ -11,7 +11,7 @@ struct Params {
     num_kv_heads: u32,
     block_table_stride: u32,
     scale: f32,
-    row_width: u32,    // invocations a grid row, since a grid dimension is bounded
+    row_width: u32,    // invocations, or workgroups, a grid row, since a grid dimension is bounded
     soft_cap: f32,     // 0 leaves scores
     window: u32,       // tokens that a query sees; 0 for all
 }
@@ -30,6 +30,9 @@ const SPLIT: u32 = {{ SPLIT }}u;
 const HEAD_DIM4: u32 = {{ HEAD_DIM // 4 }}u;
 const LOWEST: f32 = -3.0e38;
 
+{% if TEAM == 1 %}
+{% include "decode_team.wgsl" %}
+{% else %}
 {% set SHARE = 0 %}
 {% include "attend.wgsl" %}
 
@@ -61,3 +64,4 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     partials[target_base + {{ h }}u * (HEAD_DIM4 + 1u) + HEAD_DIM4] = vec4<f32>(score_max{{ h }}, weight_sum{{ h }}, 0.0, 0.0);
     {% endfor %}
 }
+{% endif %}

@@ -31,17 +31,19 @@ pub fn paged_attention_decode(
     let (num_heads, head_dim) = (layout.num_heads as u32, layout.head_dim as u32);
     let items = u64::from(num_splits) * u64::from(num_heads);
     assert!(items * u64::from(head_dim + 4) * 4 <= partials.size && u64::from(num_splits) * 8 <= splits.size);
-    let heads = plan.heads_a_lane(layout);
+    let heads = plan.decode_heads(layout);
     let values = [
         ("BLOCK_SIZE", Plan::block_size()),
         ("HEADS", Value::Number(heads)),
         ("HEAD_DIM", Value::Number(head_dim)),
         ("KV", Value::Word(layout.dtype.word())),
         ("SPLIT", Value::Number(plan.split)),
+        ("TEAM", Value::Number(plan.decode_team.into())),
         ("WORKGROUP_SIZE", Value::Number(plan.decode_size)),
     ];
     let kernel = encoder.kernel(&Variant::new(&PAGED_ATTENTION_DECODE, &values))?;
-    let (x, y, row_width) = limits::grid_2d(num_splits * (num_heads / heads), plan.decode_size);
+    let lanes_an_item = if plan.decode_team { 1 } else { plan.decode_size };
+    let (x, y, row_width) = limits::grid_2d(num_splits * (num_heads / heads), lanes_an_item);
     let params = params::PagedAttentionDecode {
         num_items: num_splits,
         num_heads,

@@ -30,7 +30,7 @@ pub fn paged_attention_prefill(
 ) -> Result<(), DeviceError> {
     let (num_heads, head_dim) = (layout.num_heads as u32, layout.head_dim as u32);
     assert!(u64::from(num_tiles) * 8 <= tiles.size && query.size <= output.size);
-    let heads = plan.heads_a_lane(layout);
+    let heads = plan.prefill_heads(layout);
     let values = [
         ("BLOCK_SIZE", Plan::block_size()),
         ("HEADS", Value::Number(heads)),

@@ -65,12 +65,14 @@ pub struct Plan {
     pub reduce_size: u32,
     /// Invocations a workgroup of `paged_attention_decode`.
     pub decode_size: u32,
+    /// Whether such a workgroup is a team that has one split.
+    pub decode_team: bool,
     /// Invocations a workgroup of `rotate_and_cache`.
     pub head_size: u32,
     /// Queries a workgroup of `paged_attention_prefill`.
     pub query_tile: u32,
-    /// Query heads of one KV head that an invocation of the attention kernels takes at most.
-    pub max_heads: u32,
+    /// Query heads of one KV head that an invocation or a team takes at most: of decodes, and of prompts.
+    pub max_heads: [u32; 2],
     /// Tokens a split of `paged_attention_decode`: constant, so that the order of sums is.
     pub split: u32,
     /// Multiply-adds a submit.
@@ -98,7 +100,8 @@ impl Plan {
                 decode_size: SHARING_LANES,
                 head_size: SHARING_LANES,
                 query_tile: if share { SHARING_LANES } else { 32 },
-                max_heads: 4,
+                max_heads: [4, 4],
+                decode_team: false,
                 // Of the software adapters those with such subgroups are Mesa's, whose image loads are the faster ones.
                 image_rows: traits.image_rows.filter(|_| share),
                 ..Self::baseline()
@@ -151,10 +154,12 @@ impl Plan {
             sum: "memory",
             workgroup_size: 64,
             reduce_size: 256,
-            decode_size: 32,
+            decode_size: SPLIT,
             head_size: 32,
             query_tile: 32,
-            max_heads: 1,
+            // More of them would pass the registers of a lane of prompts.
+            max_heads: [8, 1],
+            decode_team: true,
             split: SPLIT,
             max_work: 20_000_000_000,
             image_rows: None,
@@ -167,10 +172,14 @@ impl Plan {
         if num_rows == 1 { self.single } else { self.several }
     }
 
-    /// Query heads of one KV head that an invocation of the attention kernels takes, all of which share its loads.
-    pub fn heads_a_lane(&self, layout: &KvLayout) -> u32 {
-        let group = (layout.num_heads / layout.num_kv_heads) as u32;
-        (1..=self.max_heads).rev().find(|heads| group.is_multiple_of(*heads)).unwrap_or(1)
+    /// Query heads of one KV head that an invocation or a team takes, all of which share its loads: of decodes.
+    pub fn decode_heads(&self, layout: &KvLayout) -> u32 {
+        heads_of(layout, self.max_heads[0])
+    }
+
+    /// The same of prompts.
+    pub fn prefill_heads(&self, layout: &KvLayout) -> u32 {
+        heads_of(layout, self.max_heads[1])
     }
 
     /// Where weights lie.
@@ -192,6 +201,12 @@ impl Plan {
     pub fn block_size() -> Value {
         Value::Number(BLOCK_SIZE as u32)
     }
+}
+
+/// The most heads that divide a group.
+fn heads_of(layout: &KvLayout, most: u32) -> u32 {
+    let group = (layout.num_heads / layout.num_kv_heads) as u32;
+    (1..=most).rev().find(|heads| group.is_multiple_of(*heads)).unwrap_or(1)
 }
 
 #[cfg(test)]
@@ -305,12 +320,17 @@ mod tests {
                     has("paged_attention_reduce", &values);
                 }
                 let caches = ["f16", "q8_0"].into_iter().take(1 + usize::from(head_dim % 32 == 0));
-                for (kv, heads) in caches.flat_map(|kv| (1..=max_heads).map(move |heads| (kv, heads))) {
-                    let row = format!("BLOCK_SIZE={BLOCK_SIZE},HEADS={heads},HEAD_DIM={head_dim},KV={kv}");
-                    let decode = format!("{row},SPLIT={split},WORKGROUP_SIZE={decode_size}");
-                    has("paged_attention_decode", &decode);
-                    let share = u32::from(plan.single.share);
-                    has("paged_attention_prefill", &format!("{row},QUERY_TILE={query_tile},SHARE={share}"));
+                for kv in caches {
+                    let row = |heads| format!("BLOCK_SIZE={BLOCK_SIZE},HEADS={heads},HEAD_DIM={head_dim},KV={kv}");
+                    let (team, share) = (u32::from(plan.decode_team), u32::from(plan.single.share));
+                    for heads in 1..=max_heads[0] {
+                        let decode = format!("{},SPLIT={split},TEAM={team},WORKGROUP_SIZE={decode_size}", row(heads));
+                        has("paged_attention_decode", &decode);
+                    }
+                    for heads in 1..=max_heads[1] {
+                        let prefill = format!("{},QUERY_TILE={query_tile},SHARE={share}", row(heads));
+                        has("paged_attention_prefill", &prefill);
+                    }
                 }
             }
         }
