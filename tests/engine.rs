@@ -6,7 +6,7 @@ mod support;
 use engine::batch::{Choice, ModelInput, Selected, Selection};
 use engine::engine::{Engine, EngineLimits};
 use engine::event::{EngineEvent, RequestError};
-use engine::kernels::Activations;
+use engine::kernels::{Activations, Gpu};
 use engine::kv::{BLOCK_SIZE, BlockManager, COPY_BYTES, KvCacheDtype, Load};
 use engine::model_file::{ModelFile, StorageType};
 use engine::model_runner::StepRunner;
@@ -27,14 +27,19 @@ fn prompt(len: usize, seed: u32) -> Vec<u32> {
     (0..len as u32).map(|i| (i * 37 + seed * 101 + i * i % 7) % 256).collect()
 }
 
-/// Every device there is, by name.
-fn runners(path: &Path) -> Vec<(&'static str, Box<dyn StepRunner>)> {
-    let mut all: Vec<(&'static str, Box<dyn StepRunner>)> = vec![("cpu", on_cpu(path, KV_TOKENS))];
-    if let Some(gpu) = support::gpu() {
-        all.push(("wgpu f32", on_gpu(&gpu, path, KV_TOKENS, Activations::F32)));
-        all.push(("wgpu int8", on_gpu(&gpu, path, KV_TOKENS, Activations::Int8)));
-        if gpu.info.traits.f16 {
-            all.push(("wgpu f16", on_gpu(&gpu, path, KV_TOKENS, Activations::F16)));
+/// What a GPU computes in.
+fn activations_of(gpu: &Gpu) -> Vec<Activations> {
+    let halves = gpu.info.traits.f16.then_some(Activations::F16);
+    [Activations::F32, Activations::Int8].into_iter().chain(halves).collect()
+}
+
+/// Every device there is, by name; a software GPU as what it is, and as if it were hardware.
+fn runners(path: &Path) -> Vec<(String, Box<dyn StepRunner>)> {
+    let mut all: Vec<(String, Box<dyn StepRunner>)> = vec![("cpu".into(), on_cpu(path, KV_TOKENS))];
+    for (name, gpu) in [("wgpu", support::gpu()), ("hardware", support::gpu_as_hardware())] {
+        let Some(gpu) = gpu else { continue };
+        for activations in activations_of(&gpu) {
+            all.push((format!("{name} {activations:?}"), on_gpu(&gpu, path, KV_TOKENS, activations)));
         }
     }
     all
@@ -162,14 +167,14 @@ type MakeRunner<'a> = Box<dyn Fn() -> Box<dyn StepRunner> + 'a>;
 
 /// Runs requests together, together in steps of few tokens, and each alone, on every device.
 fn alone_equals_batched(path: &Path, prompts: &[Vec<u32>], dtype: KvCacheDtype, label: &str) {
-    let gpu = support::gpu();
-    let mut make: BTreeMap<&str, MakeRunner<'_>> = BTreeMap::new();
-    make.insert("cpu", Box::new(|| on_cpu_with(path, KV_TOKENS, dtype)));
-    if let Some(gpu) = &gpu {
-        make.insert("wgpu f32", Box::new(|| on_gpu_with(gpu, path, KV_TOKENS, Activations::F32, dtype)));
-        make.insert("wgpu int8", Box::new(|| on_gpu_with(gpu, path, KV_TOKENS, Activations::Int8, dtype)));
-        if gpu.info.traits.f16 {
-            make.insert("wgpu f16", Box::new(|| on_gpu_with(gpu, path, KV_TOKENS, Activations::F16, dtype)));
+    let (gpu, hardware) = (support::gpu(), support::gpu_as_hardware());
+    let mut make: BTreeMap<String, MakeRunner<'_>> = BTreeMap::new();
+    make.insert("cpu".into(), Box::new(|| on_cpu_with(path, KV_TOKENS, dtype)));
+    for (name, gpu) in [("wgpu", &gpu), ("hardware", &hardware)] {
+        let Some(gpu) = gpu else { continue };
+        for activations in activations_of(gpu) {
+            let runner = move || on_gpu_with(gpu, path, KV_TOKENS, activations, dtype);
+            make.insert(format!("{name} {activations:?}"), Box::new(runner));
         }
     }
     for (name, make) in &make {
@@ -232,13 +237,17 @@ fn a_cache_of_bytes_stays_near_one_of_halves() {
 
 #[test]
 fn wgpu_equals_cpu_off_near_ties_for_every_storage_type() {
-    let Some(gpu) = support::gpu() else { return };
+    let (Some(gpu), Some(hardware)) = (support::gpu(), support::gpu_as_hardware()) else { return };
     for storage in StorageType::ALL {
         let (_directory, path) = Tiny::of(storage).write();
         let mut cpu = on_cpu(&path, KV_TOKENS);
         // Bounds as parts of the largest logit: an f32 order of sums, and rounding to 127 steps through two layers.
-        for (activations, part, margin) in [(Activations::F32, 0.001, 0.002), (Activations::Int8, 0.12, 0.2)] {
-            let mut wgpu = on_gpu(&gpu, &path, KV_TOKENS, activations);
+        for (gpu, activations, part, margin) in [
+            (&gpu, Activations::F32, 0.001, 0.002),
+            (&hardware, Activations::F32, 0.001, 0.002),
+            (&gpu, Activations::Int8, 0.12, 0.2),
+        ] {
+            let mut wgpu = on_gpu(gpu, &path, KV_TOKENS, activations);
             let (mut on_cpu, mut on_wgpu) = (Fed::in_order(200), Fed::in_order(200));
             let mut expected = on_cpu.prefill(cpu.as_mut(), &prompt(70, 3), 640);
             let mut got = on_wgpu.prefill(wgpu.as_mut(), &prompt(70, 3), 640);

@@ -155,6 +155,18 @@ fn software_gpu_with_f32_activations_gives_the_golden_values() {
 }
 
 #[test]
+fn kernels_of_hardware_give_the_golden_values_on_the_software_gpu() {
+    let Some(gpu) = support::gpu_as_hardware() else { return };
+    let mut runner = on_gpu(&gpu, &support::default_model(), 1024, Activations::F32);
+    // Slow here, where nothing is shared: one case, a prompt of many tiles too where there is time.
+    let all = std::env::var("PAGODA_TEST_ALL").is_ok_and(|value| value == "1");
+    let golden = golden();
+    for name in ["capital", "long_512"].into_iter().take(1 + usize::from(all)) {
+        check_case(runner.as_mut(), name, &golden["cases"][name], F32, 4);
+    }
+}
+
+#[test]
 fn software_gpu_with_int8_activations_gives_the_golden_values() {
     gpu_gives_the_golden_values(Activations::Int8, INT8);
 }

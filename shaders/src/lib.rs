@@ -95,6 +95,8 @@ pub static INCLUDES: &[(&str, &str)] = &[
     ("dequantize.wgsl", include_str!("../wgsl/dequantize.wgsl")),
     ("weights.wgsl", include_str!("../wgsl/weights.wgsl")),
     ("quantize.wgsl", include_str!("../wgsl/quantize.wgsl")),
+    ("store.wgsl", include_str!("../wgsl/store.wgsl")),
+    ("score.wgsl", include_str!("../wgsl/score.wgsl")),
     ("sum.wgsl", include_str!("../wgsl/sum.wgsl")),
     ("attend.wgsl", include_str!("../wgsl/attend.wgsl")),
     ("decode_team.wgsl", include_str!("../wgsl/decode_team.wgsl")),

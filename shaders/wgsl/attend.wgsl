@@ -24,19 +24,7 @@ fn begin(query_base: u32) {
     {% endfor %}
 }
 
-fn capped(products: vec4<f32>) -> f32 {
-    let score = (products.x + products.y) + (products.z + products.w);
-    if (params.soft_cap > 0.0) {
-        // cap * tanh(score / cap)
-        return params.soft_cap * (1.0 - 2.0 / (exp(2.0 * score / params.soft_cap) + 1.0));
-    }
-    return score;
-}
-
-// The first token that the query at `position` sees.
-fn first_token(position: u32) -> u32 {
-    return select(0u, position + 1u - min(params.window, position + 1u), params.window > 0u);
-}
+{% include "score.wgsl" %}
 
 fn fold(row: Row, seen: bool, lane: u32) {
     {% set CACHE = "key_cache" %}

@@ -13,19 +13,7 @@ var<workgroup> weights: array<f32, {{ HEADS * SPLIT }}>;
 var<workgroup> maxima: array<f32, {{ HEADS }}>;
 var<workgroup> columns: array<vec4<f32>, {{ SPLIT * WIDTH }}>;
 
-fn capped(products: vec4<f32>) -> f32 {
-    let score = (products.x + products.y) + (products.z + products.w);
-    if (params.soft_cap > 0.0) {
-        // cap * tanh(score / cap)
-        return params.soft_cap * (1.0 - 2.0 / (exp(2.0 * score / params.soft_cap) + 1.0));
-    }
-    return score;
-}
-
-// The first token that the query at `position` sees.
-fn first_token(position: u32) -> u32 {
-    return select(0u, position + 1u - min(params.window, position + 1u), params.window > 0u);
-}
+{% include "score.wgsl" %}
 
 fn scores_of(row: Row, token: u32) {
     {% set SHARE = 0 %}

@@ -28,17 +28,7 @@ const WORKGROUP_SIZE: u32 = {{ WORKGROUP_SIZE }}u;
 var<workgroup> partials: array<f32, {{ 32 * SLICES * TOKENS }}>;
 {% endif %}
 
-fn store(token: u32, row: u32, sum: f32) {
-    if (token >= params.num_tokens || row >= params.num_rows) {
-        return;
-    }
-    let index = token * params.output_stride + params.row_start + row;
-    var value = sum;
-    if (params.accumulate == 1u) {
-        value += output[index];
-    }
-    output[index] = value;
-}
+{% include "store.wgsl" %}
 
 @compute @workgroup_size(WORKGROUP_SIZE)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) lane: u32) {

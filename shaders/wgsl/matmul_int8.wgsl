@@ -39,17 +39,7 @@ fn dot16(a: vec4<u32>, b: vec4<u32>) -> i32 {
     return dot4I8Packed(a.x, b.x) + dot4I8Packed(a.y, b.y) + dot4I8Packed(a.z, b.z) + dot4I8Packed(a.w, b.w);
 }
 
-fn store(token: u32, row: u32, sum: f32) {
-    if (token >= params.num_tokens || row >= params.num_rows) {
-        return;
-    }
-    let index = token * params.output_stride + params.row_start + row;
-    var value = sum;
-    if (params.accumulate == 1u) {
-        value += output[index];
-    }
-    output[index] = value;
-}
+{% include "store.wgsl" %}
 
 @compute @workgroup_size(WORKGROUP_SIZE)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) lane: u32) {

@@ -36,17 +36,7 @@ const SLICES: u32 = 8u;
 {% set IMAGE = 0 %}
 {% include "dequantize.wgsl" %}
 
-fn store(token: u32, row: u32, sum: f32) {
-    if (token >= params.num_tokens || row >= params.num_rows) {
-        return;
-    }
-    let index = token * params.output_stride + params.row_start + row;
-    var value = sum;
-    if (params.accumulate == 1u) {
-        value += output[index];
-    }
-    output[index] = value;
-}
+{% include "store.wgsl" %}
 
 {% if ARITHMETIC != "f32" %}
 const LARGEST_HALF: f32 = 65504.0;
@@ -70,36 +60,25 @@ var<workgroup> rows: array<f16, {{ 64 * 32 }}>;
 var<workgroup> tokens: array<f16, {{ 64 * 32 }}>;
 var<workgroup> results: array<f32, {{ 8 * N * N }}>;
 
-fn stage_row(row: u32, i: u32, values: vec4<f32>) {
+{% for what in ["row", "token"] %}
+fn stage_{{ what }}(index: u32, i: u32, values: vec4<f32>) {
     let v = half(values);
-    let base = row * 32u + 4u * i;
-    rows[base] = v.x;
-    rows[base + 1u] = v.y;
-    rows[base + 2u] = v.z;
-    rows[base + 3u] = v.w;
+    {% for c in ["x", "y", "z", "w"] %}
+    {{ what }}s[index * 32u + 4u * i + {{ loop.index0 }}u] = v.{{ c }};
+    {% endfor %}
 }
-
-fn stage_token(token: u32, i: u32, values: vec4<f32>) {
-    let v = half(values);
-    let base = token * 32u + 4u * i;
-    tokens[base] = v.x;
-    tokens[base + 1u] = v.y;
-    tokens[base + 2u] = v.z;
-    tokens[base + 3u] = v.w;
-}
+{% endfor %}
 {% else %}
 {% set SCALAR = ARITHMETIC %}
 // [k / 4][row or token], so that neighbouring lanes read neighbouring values.
 var<workgroup> rows: array<vec4<{{ SCALAR }}>, {{ 64 * 8 }}>;
 var<workgroup> tokens: array<vec4<{{ SCALAR }}>, {{ 64 * 8 }}>;
 
-fn stage_row(row: u32, i: u32, values: vec4<f32>) {
-    rows[i * TILE + row] = {{ "half(values)" if ARITHMETIC == "f16" else "values" }};
+{% for what in ["row", "token"] %}
+fn stage_{{ what }}(index: u32, i: u32, values: vec4<f32>) {
+    {{ what }}s[i * TILE + index] = {{ "half(values)" if ARITHMETIC == "f16" else "values" }};
 }
-
-fn stage_token(token: u32, i: u32, values: vec4<f32>) {
-    tokens[i * TILE + token] = {{ "half(values)" if ARITHMETIC == "f16" else "values" }};
-}
+{% endfor %}
 {% endif %}
 
 {# What a lane adds up before it adds it to its sums: over a slice, or over a block in half precision. #}

@@ -44,11 +44,22 @@ pub fn software_vulkan() -> Option<String> {
     name
 }
 
-/// The software adapter, opened: once a process, which nextest's process a test gives.
+/// The software adapter, opened.
 pub fn gpu() -> Option<Arc<Gpu>> {
+    opened().map(Arc::new)
+}
+
+/// The same, taken for hardware: models run on the variants of kernels that hardware gets.
+pub fn gpu_as_hardware() -> Option<Arc<Gpu>> {
+    let mut gpu = opened()?;
+    gpu.info.traits.software = false;
+    Some(Arc::new(gpu))
+}
+
+fn opened() -> Option<Gpu> {
     let name = software_vulkan()?;
     match device::select(&name).unwrap() {
-        Selected::Gpu(open) => Some(Arc::new(Gpu::new(*open).unwrap())),
+        Selected::Gpu(open) => Some(Gpu::new(*open).unwrap()),
         Selected::Cpu => unreachable!("{name} is no CPU"),
     }
 }
