@@ -28,6 +28,21 @@ pub enum Binding {
     Params,
 }
 
+/// Of one name there is one.
+impl PartialEq for Shader {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for Shader {}
+
+impl std::hash::Hash for Shader {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.name.hash(state);
+    }
+}
+
 /// One kernel: its text and contract.
 #[derive(Debug)]
 pub struct Shader {

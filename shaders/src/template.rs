@@ -19,7 +19,7 @@ pub enum Value {
 }
 
 /// A shader with all its placeholders filled: what a pipeline is built from, and its cache key.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Variant {
     /// The kernel.
     pub shader: &'static Shader,

@@ -46,9 +46,9 @@ const MAX_FILE_BYTES: u64 = 1 << 30;
 /// All pipelines of a device.
 pub(super) struct Pipelines {
     gpu: Arc<Gpu>,
-    kernels: HashMap<String, Kernel>,
+    kernels: HashMap<Variant, Kernel>,
     /// What a rehearsal wants and is not there.
-    wanted: Option<Vec<(String, Variant)>>,
+    wanted: Option<Vec<Variant>>,
     on_disk: Option<OnDisk>,
 }
 
@@ -79,11 +79,10 @@ impl Pipelines {
     /// When a shader does not compile: the message holds naga's or the driver's words.
     pub(super) fn finish_rehearsal(&mut self) -> Result<(), DeviceError> {
         let wanted = self.wanted.take().unwrap_or_default();
-        let compile = |(label, variant): &(String, Variant)| self.compile(variant, label);
-        let compiled = wanted.par_iter().map(compile).collect::<Result<Vec<_>, _>>()?;
+        let compiled = wanted.par_iter().map(|variant| self.compile(variant)).collect::<Result<Vec<_>, _>>()?;
         tracing::debug!(count = compiled.len(), "kernels are compiled");
-        for ((label, variant), compiled) in wanted.into_iter().zip(compiled) {
-            self.insert(label, &variant, compiled);
+        for (variant, compiled) in wanted.iter().zip(compiled) {
+            self.insert(variant, compiled);
         }
         if let Some(on_disk) = &mut self.on_disk {
             on_disk.save();
@@ -96,32 +95,32 @@ impl Pipelines {
     /// # Errors
     /// As [`Self::finish_rehearsal`].
     pub(super) fn kernel(&mut self, variant: &Variant) -> Result<Kernel, DeviceError> {
-        let label = variant.label();
-        if let Some(kernel) = self.kernels.get(&label) {
+        if let Some(kernel) = self.kernels.get(variant) {
             return Ok(kernel.clone());
         }
         if let Some(wanted) = &mut self.wanted {
-            if !wanted.iter().any(|(noted, _)| *noted == label) {
-                wanted.push((label, variant.clone()));
+            if !wanted.contains(variant) {
+                wanted.push(variant.clone());
             }
             return Ok(Kernel { id: usize::MAX, name: variant.shader.name, title: String::new(), compiled: None });
         }
-        let compiled = self.compile(variant, &label)?;
-        Ok(self.insert(label, variant, compiled))
+        let compiled = self.compile(variant)?;
+        Ok(self.insert(variant, compiled))
     }
 
-    fn insert(&mut self, label: String, variant: &Variant, compiled: Compiled) -> Kernel {
+    fn insert(&mut self, variant: &Variant, compiled: Compiled) -> Kernel {
         let title = match variant.values.get("FORMAT") {
             Some(shaders::Value::Word(format)) => format!("{} {format}", variant.shader.name),
             _ => variant.shader.name.to_owned(),
         };
         let (id, name) = (self.kernels.len(), variant.shader.name);
         let kernel = Kernel { id, name, title, compiled: Some(compiled) };
-        self.kernels.insert(label, kernel.clone());
+        self.kernels.insert(variant.clone(), kernel.clone());
         kernel
     }
 
-    fn compile(&self, variant: &Variant, label: &str) -> Result<Compiled, DeviceError> {
+    fn compile(&self, variant: &Variant) -> Result<Compiled, DeviceError> {
+        let label = &variant.label();
         let refused = |reason: String| DeviceError::Refused { what: format!("kernel {label}"), reason };
         let source = match overriding_text(variant.shader) {
             Some(text) => text.map_err(refused)?,
